@@ -1,0 +1,44 @@
+# Two commands do all the set-up on a machine with Python 3.11+, make and a way to the package registries:
+#   make demo    the main job, end to end
+#   make test    everything that is tested
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test lint bench lock clean
+
+demo: $(VENV)/.runtime
+	$(BIN)/headrace demo
+
+test: $(VENV)/.dev
+	$(BIN)/pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m bench.startup
+
+# New versions for every dependency, within the bounds of pyproject.toml. The locks name no index: yours is used.
+lock: $(VENV)/.dev
+	$(BIN)/uv pip compile -q --upgrade pyproject.toml --generate-hashes --no-emit-index-url --no-annotate --no-header -o requirements.lock
+	$(BIN)/uv pip compile -q --upgrade pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-annotate --no-header -c requirements.lock -o requirements-dev.lock
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "headrace needs Python 3.11 or newer: make PYTHON=python3.12 …")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: $(VENV)/bin/python requirements.lock pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime requirements-dev.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	touch $@

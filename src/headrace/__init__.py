@@ -1,0 +1,29 @@
+"""headrace: a real Kafka cluster, records in and out, and Spark pipelines over it, from Python.
+
+    file or producer ──▶ Kafka cluster ──▶ consumer
+         transport          cluster         transport
+
+The public names are few and load nothing heavy until they are used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from headrace.cluster import Cluster
+    from headrace.errors import HeadraceError
+
+__all__ = ["Cluster", "HeadraceError", "__version__"]
+
+_HOMES = {"Cluster": "headrace.cluster", "HeadraceError": "headrace.errors"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'headrace' has no attribute {name!r}")

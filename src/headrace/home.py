@@ -1,0 +1,157 @@
+"""Everything on disk of one cluster: the folder, its files, its lock.
+
+    .headrace/
+      cluster.json          what the cluster is: id, Kafka version, nodes, ports, settings
+      lock                  held while a command changes the cluster
+      broker-1/
+        server.properties   the node's configuration, written anew at every start
+        process.json        pid and start time of the running process
+        server.log          what the node says (rotated)
+        data/               Kafka's own files: segments, indexes, the metadata log
+
+All folders are 0700 and all files 0600: records are nobody else's business.
+This module knows names and permissions; what the files mean is known by the rooms that write them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from headrace.errors import SetupError, UsageError
+
+FOLDER = ".headrace"
+FILE = "headrace.toml"
+
+
+class Home:
+    """The folder of one cluster."""
+
+    def __init__(self, root: Path) -> None:
+        # Absolute without resolving links: what the user named is what messages show.
+        self.root = Path(os.path.abspath(root.expanduser()))  # noqa: PTH100
+
+    def __repr__(self) -> str:
+        return f"Home({str(self.root)!r})"
+
+    @classmethod
+    def find(cls, explicit: Path | str | None = None, start: Path | None = None) -> Home:
+        """The home a command means: named, or `.headrace` of the nearest folder upwards, or here."""
+        named = explicit or os.environ.get("HEADRACE_HOME")
+        if named:
+            return cls(Path(named))
+        here = start or Path.cwd()
+        for folder in (here, *here.parents):
+            if (folder / FILE).is_file() or (folder / FOLDER).is_dir():
+                return cls(folder / FOLDER)
+        return cls(here / FOLDER)
+
+    @property
+    def config_file(self) -> Path:
+        """Where this cluster's headrace.toml is, if there is one: inside a named home, else beside it."""
+        inside = self.root / FILE
+        return inside if inside.is_file() else self.root.parent / FILE
+
+    @property
+    def cluster_file(self) -> Path:
+        return self.root / "cluster.json"
+
+    def node(self, name: str) -> Path:
+        return self.root / name
+
+    def create(self) -> None:
+        """The folder exists, is ours alone, and can be written."""
+        if "," in str(self.root):
+            raise UsageError(
+                f"the home folder {str(self.root)!r} has a comma in its name",
+                why="Kafka separates log directories with commas",
+                hint="headrace --home with a folder whose path has none",
+            )
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.root.chmod(0o700)
+            with tempfile.TemporaryFile(dir=self.root):
+                pass
+        except OSError as error:
+            raise SetupError(
+                f"the home folder {self.root} cannot be written",
+                why=error.strerror or str(error),
+                hint="headrace --home DIR with a folder that is yours, or mend its permissions",
+            ) from error
+
+    @contextmanager
+    def lock(self, doing: str) -> Iterator[None]:
+        """No other command changes this cluster while the block runs."""
+        path = self.root / "lock"
+        with open_private(path, "a+") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                handle.seek(0)
+                raise SetupError(
+                    f"another headrace command is at work on {self.root}",
+                    why=handle.read().strip() or "it holds the lock",
+                    hint="wait until it has ended, then repeat the command",
+                ) from None
+            handle.truncate(0)
+            handle.write(f"`headrace {doing}` runs as pid {os.getpid()}\n")
+            handle.flush()
+            try:
+                yield
+            finally:
+                handle.truncate(0)
+
+
+def open_private(path: Path, mode: str) -> IO[Any]:
+    """The opened file; if this made it, only its owner may read it."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def write_private(path: Path, text: str) -> None:
+    """`path` holds `text`, whole or not at all, readable by its owner alone."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    write_private(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The document, or None if there is no such file. A damaged file is an error, never a guess."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise SetupError(f"{path} cannot be read", why=str(error)) from error
+    if not isinstance(document, dict):
+        raise SetupError(f"{path} is damaged", why="it does not hold a JSON object")
+    return document
+
+
+def size_bytes(folder: Path) -> int:
+    """Bytes that the files below `folder` take on disk; files that vanish meanwhile count as nothing."""
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            try:
+                # Blocks, not length: Kafka preallocates sparse index files of 10 MB each.
+                total += os.lstat(os.path.join(path, name)).st_blocks * 512  # noqa: PTH118
+            except OSError:
+                continue
+    return total

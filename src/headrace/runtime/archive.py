@@ -1,0 +1,102 @@
+"""Class archives (AppCDS): a JVM that maps its classes instead of parsing them starts three times sooner.
+
+The first start of a kind of process has no archive: it writes down which classes it loads. When the cluster is
+ready, a niced process in the background turns that list into an archive in the user's cache; every later start maps it.
+An archive fits one Java and one class path exactly, so both are part of its name: another Java or other jars simply
+find no archive, make their own, and the oldest ones are removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.runtime.java import Java
+from headrace.runtime.process import MARKER, Supervised, plain_environment
+
+_KEPT_PER_KIND = 3
+# Java must neither stop nor talk about an archive it cannot use.
+_QUIET = ("-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
+
+
+class ClassArchive:
+    """The archive of one kind of process ("kafka") for one Java and one class path."""
+
+    def __init__(self, cache: Path, kind: str, java: Java, classpath: Sequence[Path]) -> None:
+        self.kind = kind
+        self.java = java
+        self.classpath = os.pathsep.join(str(jar) for jar in classpath)
+        identity = f"{java.home}\n{java.version}\n{self._java_stamp()}\n{self.classpath}"
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        self.file = cache / "archives" / f"{kind}-{digest}.jsa"
+
+    def _java_stamp(self) -> int:
+        try:
+            return (self.java.home / "lib" / "modules").stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    @property
+    def exists(self) -> bool:
+        return self.file.is_file()
+
+    def jvm_flags(self, class_list: Path) -> list[str]:
+        """Flags that use the archive, or, while there is none, write down the loaded classes."""
+        if self.exists:
+            os.utime(self.file)
+            return [f"-XX:SharedArchiveFile={self.file}", *_QUIET]
+        class_list.unlink(missing_ok=True)
+        return [f"-XX:DumpLoadedClassList={class_list}", "-Xlog:cds=off"]
+
+    def build_in_background(self, class_list: Path, folder: Path) -> bool:
+        """A process that makes the archive was started in `folder`; False if there is nothing to do."""
+        builder = Supervised(folder)
+        if self.exists or not class_list.is_file() or builder.find():
+            return False
+        folder.mkdir(mode=0o700, exist_ok=True)
+        argv = [
+            sys.executable, "-m", "headrace.runtime.archive",
+            str(self.java.executable), self.classpath, str(class_list), str(self.file), builder.marker,
+        ]  # fmt: skip
+        builder.spawn(argv, output=folder / "archive.log", environment=plain_environment(), nice=15)
+        return True
+
+
+def build(java: str, classpath: str, class_list: Path, archive: Path) -> int:
+    """The archive exists, whole; older ones of its kind are removed. The exit code of Java's dump."""
+    archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=archive.parent, prefix="build-") as work:
+        # The recording process may still be writing: its last line may be half a name.
+        complete = Path(work, "classes.lst")
+        complete.write_bytes(class_list.read_bytes().rpartition(b"\n")[0] + b"\n")
+        made = Path(work, archive.name)
+        command = [
+            java, "-Xshare:dump", f"-XX:SharedClassListFile={complete}", f"-XX:SharedArchiveFile={made}",
+            "-XX:+UseSerialGC", "-Xlog:disable", "-cp", classpath,
+        ]  # fmt: skip
+        code = subprocess.run(command, check=False, env=plain_environment()).returncode
+        if code == 0 and made.is_file():
+            made.replace(archive)
+            _remove_old(archive)
+    return code
+
+
+def _remove_old(archive: Path) -> None:
+    kind = archive.name.rsplit("-", 1)[0]
+    newest_first = sorted(archive.parent.glob(f"{kind}-*.jsa"), key=lambda p: p.stat().st_mtime, reverse=True)
+    for old in newest_first[_KEPT_PER_KIND:]:
+        old.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    *arguments, marker = sys.argv[1:]
+    if len(arguments) != 4 or not marker.startswith(MARKER):
+        sys.exit("usage: python -m headrace.runtime.archive JAVA CLASSPATH CLASS_LIST ARCHIVE MARKER")
+    code = build(arguments[0], arguments[1], Path(arguments[2]), Path(arguments[3]))
+    Supervised(Path(marker.removeprefix(MARKER))).forget()
+    sys.exit(code)

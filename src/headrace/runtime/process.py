@@ -1,0 +1,211 @@
+"""Processes that outlive the command which started them.
+
+A process is known by its pid, its start time and a marker on its command line: a pid alone is handed out again
+by the system, and nothing that headrace did not start may ever be signalled. The record lies in `process.json`
+beside the process's log; it is written right after the start and removed after a clean stop, so a record whose
+process is gone means that the process died.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from headrace.errors import NodeFailed
+from headrace.home import open_private, read_json, write_json
+from headrace.runtime.waiting import NotYet, eventually
+
+State = Literal["running", "paused", "stopped", "dead"]
+
+#: The JVM system property (or plain argument) that names the owner on the command line.
+MARKER = "-Dheadrace.process="
+
+# The kernel's start time is exact, but it is told relative to a boot time that a clock correction may move.
+_CLOCK_SLACK_S = 2.0
+
+# Children of this very interpreter (library use, tests) must be reaped, else a dead one lingers as a zombie.
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+@dataclass(frozen=True)
+class ProcessRecord:
+    """What is remembered of a started process."""
+
+    pid: int
+    started: float
+    marker: str
+
+    def find(self) -> psutil.Process | None:
+        """The live process, or None if it is gone (or if its pid belongs to somebody else by now)."""
+        child = _children.get(self.pid)
+        if child is not None and child.poll() is not None:
+            del _children[self.pid]
+            return None
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.started) < _CLOCK_SLACK_S
+            if same and process.status() != psutil.STATUS_ZOMBIE and self.marker in process.cmdline():
+                return process
+        except psutil.Error:
+            pass
+        return None
+
+
+class Supervised:
+    """One long-lived process with a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.record_file = folder / "process.json"
+        self.marker = f"{MARKER}{folder}"
+
+    @property
+    def record(self) -> ProcessRecord | None:
+        document = read_json(self.record_file)
+        if document is None:
+            return None
+        return ProcessRecord(int(document["pid"]), float(document["started"]), str(document["marker"]))
+
+    def find(self) -> psutil.Process | None:
+        record = self.record
+        return record.find() if record else None
+
+    @property
+    def state(self) -> State:
+        record = self.record
+        if record is None:
+            return "stopped"
+        process = record.find()
+        if process is None:
+            return "dead"
+        try:
+            return "paused" if process.status() == psutil.STATUS_STOPPED else "running"
+        except psutil.Error:
+            return "dead"
+
+    def spawn(
+        self, argv: Sequence[str], *, output: Path, environment: Mapping[str, str], nice: int = 0
+    ) -> psutil.Process:
+        """The process runs in a session of its own and its record is written. `argv` must carry the marker."""
+        if self.marker not in argv:
+            raise ValueError(f"the command line of {self.folder.name} lacks its marker")
+        with open_private(output, "ab") as out:
+            child = subprocess.Popen(
+                argv,
+                cwd=self.folder,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C in the terminal must reach the command, not the brokers behind it.
+                start_new_session=True,
+                umask=0o077,
+            )
+        _children[child.pid] = child
+        try:
+            process = psutil.Process(child.pid)
+            write_json(
+                self.record_file,
+                {"pid": child.pid, "started": process.create_time(), "marker": self.marker},
+            )
+            if nice:
+                process.nice(nice)
+        except psutil.NoSuchProcess:
+            raise NodeFailed(f"{self.folder.name} ended at once", log=output) from None
+        return process
+
+    def signal(self, number: signal.Signals) -> bool:
+        """The signal was sent; False if the process is gone."""
+        process = self.find()
+        if process is None:
+            return False
+        try:
+            process.send_signal(number)
+        except psutil.NoSuchProcess:
+            return False
+        return True
+
+    def wait_gone(self, within_s: float) -> bool:
+        """True as soon as the process is gone, False if it is still there after `within_s`."""
+        try:
+            return eventually(lambda: self.find() is None, within_s)
+        except NotYet:
+            return False
+
+    def kill(self) -> bool:
+        """SIGKILL, and the process is gone. The record stays: the process did not end by itself."""
+        killed = self.signal(signal.SIGKILL)
+        if killed and not self.wait_gone(10):
+            raise NodeFailed(f"{self.folder.name} (pid {self.pid}) did not die within 10 s of SIGKILL")
+        return killed
+
+    @property
+    def pid(self) -> int | None:
+        process = self.find()
+        return process.pid if process else None
+
+    def forget(self) -> None:
+        """The record is removed: the process has ended as it was asked to."""
+        self.record_file.unlink(missing_ok=True)
+
+    @property
+    def uptime_s(self) -> float | None:
+        record = self.record
+        return max(0.0, time.time() - record.started) if record and record.find() else None
+
+
+def memory_bytes(process: psutil.Process) -> int | None:
+    """Proportional memory (shared pages split among their users), or resident where that is not told."""
+    try:
+        if psutil.LINUX:
+            return int(process.memory_full_info().pss)
+        return int(process.memory_info().rss)
+    except (psutil.Error, OSError):
+        return None
+
+
+def strays() -> Iterator[tuple[psutil.Process, Path]]:
+    """Processes that headrace started but no longer has a record of, with the folder they name."""
+    for process in psutil.process_iter():
+        try:
+            named = [word for word in process.cmdline() if word.startswith(MARKER)]
+        except psutil.Error:
+            continue
+        if not named:
+            continue
+        folder = Path(named[0].removeprefix(MARKER))
+        try:
+            record = Supervised(folder).record
+        except Exception:
+            record = None
+        if record is None or record.pid != process.pid:
+            yield process, folder
+
+
+def plain_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for a JVM: the user's, less what would change Java behind our back."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in {"_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "CLASSPATH", "KAFKA_OPTS"}
+    }
+    # Java takes the encoding of file names from the locale; under "C" it cannot open non-ASCII paths.
+    environment["LC_ALL"] = "C.UTF-8"
+    environment.update(extra or {})
+    return environment
+
+
+def describe(process: psutil.Process) -> dict[str, Any]:
+    """Pid and name, as far as the system lets us see them."""
+    try:
+        return {"pid": process.pid, "name": process.name()}
+    except psutil.Error:
+        return {"pid": process.pid, "name": "?"}
