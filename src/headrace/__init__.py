@@ -15,10 +15,22 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from headrace.cluster import Cluster
     from headrace.errors import HeadraceError
+    from headrace.transport.admin import Admin
+    from headrace.transport.consume import consume, consume_arrow
+    from headrace.transport.produce import produce
+    from headrace.transport.transactions import transaction
 
-__all__ = ["Cluster", "HeadraceError", "__version__"]
+__all__ = ["Admin", "Cluster", "HeadraceError", "__version__", "consume", "consume_arrow", "produce", "transaction"]
 
-_HOMES = {"Cluster": "headrace.cluster", "HeadraceError": "headrace.errors"}
+_HOMES = {
+    "Admin": "headrace.transport.admin",
+    "Cluster": "headrace.cluster",
+    "HeadraceError": "headrace.errors",
+    "consume": "headrace.transport.consume",
+    "consume_arrow": "headrace.transport.consume",
+    "produce": "headrace.transport.produce",
+    "transaction": "headrace.transport.transactions",
+}
 
 
 def __getattr__(name: str) -> Any:

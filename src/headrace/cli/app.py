@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class App:
 
     def connection(self) -> Connection:
         """The Kafka that is meant: --bootstrap, else the file of -F, else the cluster of this home."""
-        from headrace.transport.client import Connection, read_properties  # noqa: PLC0415
+        from headrace.transport.client import Connection, read_properties
 
         properties = read_properties(self.properties) if self.properties else {}
         named = properties.pop("bootstrap.servers", None) or properties.pop("metadata.broker.list", None)
@@ -101,6 +102,14 @@ def any_kafka(command: F) -> F:
 class Trunk(click.Group):
     """Commands in the order in which a newcomer needs them, not by the alphabet."""
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # Whoever read our output has enough: that is no failure. Python must not complain while closing it.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise click.exceptions.Exit(0) from None
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(self.commands)
 
@@ -124,7 +133,8 @@ def main() -> None:
     """The console script: runs a command and turns whatever happens into words and an exit code."""
     app = App()
     try:
-        cli.main(prog_name="headrace", standalone_mode=False, obj=app)
+        # Not standalone, click hands a wanted exit code back instead of raising it.
+        sys.exit(cli.main(prog_name="headrace", standalone_mode=False, obj=app))
     except HeadraceError as error:
         if app.verbose:
             raise
@@ -133,15 +143,9 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(2)
-    except click.exceptions.Exit as wanted:
-        sys.exit(wanted.exit_code)
     except (KeyboardInterrupt, click.Abort):
         say("interrupted")
         sys.exit(130)
-    except BrokenPipeError:
-        # Whoever read our output has enough; Python would complain again while closing it.
-        sys.stdout = None
-        sys.exit(0)
     except Exception as error:
         if app.verbose:
             raise

@@ -12,34 +12,13 @@ import click
 
 from headrace.cli.app import App, cli, everywhere
 from headrace.cli.output import duration, print_json, print_pairs, print_table, size
+from headrace.cli.values import numbers, pairs, words
 
 if TYPE_CHECKING:
     from headrace.cluster import ClusterStatus
 
 # A file that grew while we slept this long is read on; a person sees no delay.
 _FOLLOW_EVERY_S = 0.2
-
-
-def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    """`--set name=value`, any number of times."""
-    pairs: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise click.BadParameter(f"{text!r} is not of the form name=value")
-        pairs[name.strip()] = value.strip()
-    return pairs
-
-
-def _words(_: click.Context, __: click.Parameter, given: str | None) -> tuple[str, ...] | None:
-    return tuple(word.strip() for word in given.split(",")) if given else None
-
-
-def _numbers(_: click.Context, __: click.Parameter, given: str | None) -> tuple[int, ...] | None:
-    try:
-        return tuple(int(word) for word in given.split(",")) if given else None
-    except ValueError:
-        raise click.BadParameter(f"{given!r} is not a list of whole numbers like 101,102,103") from None
 
 
 @cli.command()
@@ -50,8 +29,8 @@ def _numbers(_: click.Context, __: click.Parameter, given: str | None) -> tuple[
     metavar="N",
     help="Separate controllers. [default: none, brokers are controllers too]",
 )
-@click.option("--racks", callback=_words, metavar="A,B", help="Racks that the brokers are spread over in turn.")
-@click.option("--node-ids", callback=_numbers, metavar="101,102,…", help="Ids of the brokers. [default: 1,2,3,…]")
+@click.option("--racks", callback=words, metavar="A,B", help="Racks that the brokers are spread over in turn.")
+@click.option("--node-ids", callback=numbers, metavar="101,102,…", help="Ids of the brokers. [default: 1,2,3,…]")
 @click.option(
     "--base-port",
     type=int,
@@ -62,7 +41,7 @@ def _numbers(_: click.Context, __: click.Parameter, given: str | None) -> tuple[
     "--set",
     "kafka",
     multiple=True,
-    callback=_pairs,
+    callback=pairs,
     metavar="KEY=VALUE",
     help="A native Kafka property of every node; an empty value takes it back.",
 )

@@ -90,6 +90,11 @@ def size(count: int | None) -> str:
     return f"{value:.1f} TB"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 record`, `1,000 records`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def duration(seconds: float | None) -> str:
     """`3 h 12 min`."""
     if seconds is None:

@@ -28,7 +28,7 @@ _EVERY_CLIENT: Mapping[str, Any] = {
     "socket.connection.setup.timeout.ms": 5000,
     "allow.auto.create.topics": False,
 }
-_EVERY_PRODUCER: Mapping[str, Any] = {
+PRODUCER_DEFAULTS: Mapping[str, Any] = {
     "partitioner": "murmur2_random",
     "acks": "all",
     "enable.idempotence": True,
@@ -60,7 +60,7 @@ class Connection:
         """A confluent-kafka Producer."""
         from confluent_kafka import Producer
 
-        return make(Producer, {**_EVERY_PRODUCER, **self.settings(settings or {})})
+        return make(Producer, {**PRODUCER_DEFAULTS, **self.settings(settings or {})})
 
     def consumer(self, settings: Mapping[str, Any]) -> Any:
         """A confluent-kafka Consumer."""

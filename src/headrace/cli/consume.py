@@ -1,0 +1,193 @@
+"""`headrace consume`: records out of topics, to the screen, a pipe or a file."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from headrace.cli.app import App, any_kafka, cli
+from headrace.cli.output import counted, say, size
+from headrace.cli.values import pairs
+from headrace.errors import Failed, UsageError
+
+if TYPE_CHECKING:
+    from headrace.transport.consume import ConsumeReport
+    from headrace.transport.outputs import OrderCheck, Writer
+
+_BY_SUFFIX = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".ndjson": "json", ".jsonl": "json"}
+
+
+@cli.command()
+@click.argument("topics", nargs=-1, required=True)
+@click.option("--group", metavar="G", help="Read as this group: it remembers how far it got.")
+@click.option(
+    "--members", type=click.IntRange(1, 64), default=1, show_default=True, help="Members of the group, at once."
+)
+@click.option(
+    "--from",
+    "start",
+    metavar="WHERE",
+    help="beginning, end, committed, an OFFSET, a TIME (2026-05-01T12:00 or -15min). "
+    "[default: committed with a group, else beginning]",
+)
+@click.option("--until", metavar="WHEN", help="end (what is there now), idle:10s, count:N, or a TIME. [default: end]")
+@click.option("-f", "--follow", is_flag=True, help="Go on for new records until Ctrl-C.")
+@click.option("--partition", "partitions", type=int, multiple=True, help="Only this partition, repeatable.")
+@click.option("--key", "keys", multiple=True, help="Only records with this key, repeatable.")
+@click.option("--header", "headers", multiple=True, callback=pairs, metavar="NAME=TEXT", help="Only with this header.")
+@click.option("--contains", multiple=True, metavar="TEXT", help="Only records whose value contains this.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["committed", "uncommitted"]),
+    default="committed",
+    show_default=True,
+    help="Leave out, or show, records of open and aborted transactions.",
+)
+@click.option(
+    "--protocol",
+    type=click.Choice(["classic", "consumer"]),
+    default="classic",
+    show_default=True,
+    help="Group protocol; consumer is the new one (KIP-848).",
+)
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["table", "values", "json", "csv", "parquet"]),
+    help="[default: table on a terminal, values in a pipe, by the suffix of -o]",
+)
+@click.option(
+    "--format",
+    "pattern",
+    metavar="PATTERN",
+    help=r"As in '%t/%p@%o %k=%v\n': topic, partition, offset, key, value; %h headers, %T time, %m member.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write to a file.")
+@click.option("--check-order", metavar="FIELD", help="Verify that this field ascends within each key.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    callback=pairs,
+    metavar="KEY=VALUE",
+    help="A native librdkafka property, repeatable.",
+)
+@any_kafka
+@click.pass_obj
+def consume(app: App, /, topics: tuple[str, ...], **flags: Any) -> None:
+    """Read records of one or more topics.
+
+    Without a group: everything that is there, and nothing is remembered. With a group: from where the group stands;
+    offsets are committed after the records were written out, so a killed consumer resumes without loss.
+
+    \b
+    headrace consume breadcrumbs                               all of it
+    headrace consume breadcrumbs -f --from end                 what comes in from now on
+    headrace consume a b --group mine --members 3              a group of three
+    headrace consume breadcrumbs --key 1 --key 3 --json | jq .value
+    headrace consume breadcrumbs --from -15min -o recent.parquet
+    """  # fmt: skip
+    from headrace.transport.consume import reading
+    from headrace.transport.outputs import OrderCheck
+
+    check = OrderCheck(flags["check_order"]) if flags["check_order"] else None
+    with ExitStack() as stack:
+        writer = _writer(app, flags, stack)
+        run = reading(app.connection(), topics, options=_options(flags, writer))
+        try:
+            for batch in run.batches():
+                writer.write(batch)
+                if check:
+                    check.see(batch)
+        finally:
+            if not writer.whole_at_close:
+                writer.close()
+            if not app.quiet:
+                _summary(run.report, flags["members"])
+    if check:
+        _conclude_check(app, check)
+
+
+def _options(flags: dict[str, Any], writer: Writer) -> Any:
+    from headrace.transport.consume import ConsumeOptions
+    from headrace.transport.offsets import Start, Until
+    from headrace.transport.records import Filter
+
+    if flags["follow"] and flags["until"]:
+        raise UsageError("--follow and --until contradict each other")
+    return ConsumeOptions(
+        group=flags["group"],
+        start=Start.parse(flags["start"]) if flags["start"] else None,
+        until=Until("never") if flags["follow"] else Until.parse(flags["until"] or "end"),
+        partitions=flags["partitions"],
+        filter=Filter(
+            keys=frozenset(key.encode() for key in flags["keys"]),
+            headers={name: value.encode() for name, value in flags["headers"].items()},
+            contains=tuple(text.encode() for text in flags["contains"]),
+        ),
+        isolation=flags["isolation"],
+        protocol=flags["protocol"],
+        members=flags["members"],
+        settings=flags["settings"],
+        on_finish=writer.close if writer.whole_at_close else None,
+    )
+
+
+def _writer(app: App, flags: dict[str, Any], stack: ExitStack) -> Writer:
+    from headrace.transport import outputs
+
+    path: Path | None = flags["output"]
+    form = flags["form"] or ("json" if app.json else _BY_SUFFIX.get(path.suffix) if path else None)
+    if form is None:
+        form = "table" if path is None and sys.stdout.isatty() else "values"
+    if form == "parquet":
+        if path is None:
+            raise UsageError("Parquet cannot be written to the screen", hint="-o FILE.parquet")
+        return outputs.ParquetWriter(path)
+    stream = stack.enter_context(_open(path)) if path else sys.stdout.buffer
+    if flags["pattern"]:
+        return outputs.StreamWriter(stream, outputs.format_encoder(flags["pattern"]))
+    if form == "table":
+        encode = outputs.table_encoder(shutil.get_terminal_size((120, 24)).columns)
+        return outputs.StreamWriter(stream, encode, heading=outputs.TABLE_HEADING)
+    if form == "csv":
+        return outputs.StreamWriter(stream, outputs.encode_csv, heading=outputs.CSV_HEADING)
+    return outputs.StreamWriter(stream, outputs.encode_ndjson if form == "json" else outputs.values_encoder())
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        # Unbuffered: the writer writes whole batches, and nothing may linger that could not be written.
+        return path.open("wb", buffering=0)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written", why=error.strerror) from None
+
+
+def _summary(report: ConsumeReport, members: int) -> None:
+    rate = report.read / max(report.seconds, 0.001)
+    speed = f"{size(report.bytes)}, {report.seconds:.2f} s, {rate:,.0f} records/s"
+    say(f"processed a total of {counted(report.read, 'record')} ({speed})")
+    if report.matched != report.read:
+        say(f"  {report.matched:,} of them were wanted")
+    for (member, topic, partition), span in sorted(report.spans.items()):
+        who = f"member {member}: " if members > 1 else ""
+        offsets = f"offsets {span.first_offset} to {span.last_offset}"
+        say(f"  {who}{topic}/{partition}: {counted(span.records, 'record')}, {offsets}")
+    idle = [m for m in range(1, members + 1) if not any(key[0] == m for key in report.spans)]
+    if idle and members > 1:
+        say(f"  without records: member {', '.join(map(str, idle))}")
+    for note in report.notes:
+        say(f"  note: {note}")
+
+
+def _conclude_check(app: App, check: OrderCheck) -> None:
+    if check.violations:
+        raise Failed(
+            f"{check.name} does not ascend within its key {check.violations} times of {check.checked}", why=check.first
+        )
+    app.say(f"{check.name} ascends within each key: {check.checked:,} records checked")

@@ -1,0 +1,171 @@
+"""`headrace demo`: the main job, end to end, in a folder of its own that is removed at the end."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.cli.app import App, cli, everywhere
+from headrace.cli.output import counted, say
+from headrace.errors import Failed
+
+if TYPE_CHECKING:
+    from headrace.cluster import Cluster
+    from headrace.transport.produce import ProduceReport
+
+_TOPIC = "breadcrumbs"
+_VEHICLES = 40
+
+
+@cli.command()
+@click.option("--records", type=click.IntRange(100), default=20_000, show_default=True, help="Breadcrumbs to send.")
+@click.option("--stay/--no-stay", default=None, help="Stay until Ctrl-C. [default: on a terminal]")
+@everywhere
+@click.pass_obj
+def demo(app: App, records: int, stay: bool | None) -> None:
+    """Start three brokers, move records through them, kill one, and say what happened.
+
+    On a terminal it stays until Ctrl-C, so that you can look around; without one it ends by itself.
+    It leaves nothing running and nothing behind.
+    """
+    from headrace.cluster import Cluster
+
+    folder = Path(tempfile.mkdtemp(prefix="headrace-demo-"))
+    cluster = Cluster(folder / "home", brokers=3, progress=app.progress)
+    stays = sys.stdin.isatty() and sys.stdout.isatty() if stay is None else stay
+    try:
+        _run(cluster, records)
+        if stays:
+            _wait_for_interrupt(cluster)
+    finally:
+        cluster.down(wipe=True)
+        shutil.rmtree(folder)
+        app.say("the demo is over: nothing of it runs, nothing of it is left")
+
+
+def _run(cluster: Cluster, records: int) -> None:
+    from headrace.transport.admin import Admin, NewTopic
+    from headrace.transport.produce import produce
+
+    began = time.monotonic()
+    cluster.up()
+    _heading(f"1. a cluster of {len(cluster.nodes)} Kafka brokers, up in {time.monotonic() - began:.1f} s")
+    click.echo(f"   {cluster.bootstrap}")
+    admin = Admin(cluster)
+    admin.create_topics([NewTopic(_TOPIC, partitions=6, replication=3)])
+
+    _heading(f"2. {counted(records, 'bus breadcrumb')} into the topic {_TOPIC}: 6 partitions, 3 replicas each")
+    report = produce(cluster, _TOPIC, _breadcrumbs(records), key_field="VEHICLE_ID")
+    _show_produced(report)
+
+    _heading("3. read by a group of two")
+    _show_group(cluster)
+
+    leader = admin.topic(_TOPIC).partitions[0].leader
+    _heading(f"4. broker {leader} is killed (SIGKILL) while records flow")
+    sent, gap = _produce_under_fire(cluster, leader)
+    _show_produced(sent)
+    click.echo(f"   longest pause between acknowledgements: {gap:.1f} s; the other brokers took over")
+    cluster.start(leader)
+    click.echo(f"   broker {leader} is back")
+    _check(cluster, report.acknowledged + sent.acknowledged)
+
+
+def _heading(text: str) -> None:
+    click.echo(click.style(f"\n{text}", bold=True))
+
+
+def _breadcrumbs(count: int) -> Iterator[dict[str, str]]:
+    """Buses that leave a breadcrumb every five seconds, as the transit agency's files have them: all strings."""
+    draw = random.Random(7)  # noqa: S311 - example data
+    for number in range(count):
+        vehicle, step = number % _VEHICLES, number // _VEHICLES
+        yield {
+            "EVENT_NO_TRIP": str(167_000_000 + vehicle * 1000 + step // 400),
+            "OPD_DATE": "10-SEP-20",
+            "VEHICLE_ID": str(1700 + vehicle),
+            "METERS": str(step * 40 + draw.randint(0, 30)),
+            "ACT_TIME": str(18_000 + step * 5),
+            "GPS_LONGITUDE": f"{-122.6 + draw.uniform(-0.2, 0.2):.6f}",
+            "GPS_LATITUDE": f"{45.5 + draw.uniform(-0.1, 0.1):.6f}",
+        }
+
+
+def _show_produced(report: ProduceReport) -> None:
+    rate = report.acknowledged / max(report.seconds, 0.001)
+    click.echo(f"   {report.acknowledged:,} acknowledged, {report.failed:,} failed, {rate:,.0f} records/s")
+    if not report.complete:
+        raise Failed("not every record was acknowledged", why=str(report.error or f"{report.failed} failed"))
+
+
+def _show_group(cluster: Cluster) -> None:
+    from headrace.transport.consume import ConsumeOptions, reading
+
+    run = reading(cluster, [_TOPIC], options=ConsumeOptions(group="demo", members=2))
+    read = sum(len(batch.messages) for batch in run.batches())
+    by_member: Counter[int] = Counter()
+    owned: dict[int, list[int]] = {}
+    for (member, _, partition), span in sorted(run.report.spans.items()):
+        by_member[member] += span.records
+        owned.setdefault(member, []).append(partition)
+    for member, records in sorted(by_member.items()):
+        click.echo(f"   member {member}: {records:,} records of partitions {', '.join(map(str, owned[member]))}")
+    click.echo(f"   processed a total of {read:,} records")
+
+
+def _produce_under_fire(cluster: Cluster, victim: int) -> tuple[ProduceReport, float]:
+    """Records flow for some seconds, and the victim dies in the middle of it."""
+    from headrace.transport.pace import Pace
+    from headrace.transport.produce import ProduceOptions, produce
+
+    acknowledged_at = [time.monotonic()]
+    seen = [0]
+    gaps = [0.0]
+
+    def watch(report: ProduceReport) -> None:
+        now = time.monotonic()
+        if report.acknowledged > seen[0]:
+            gaps.append(now - acknowledged_at[0])
+            seen[0], acknowledged_at[0] = report.acknowledged, now
+
+    killer = threading.Timer(2.0, cluster.kill, [victim])
+    killer.start()
+    try:
+        options = ProduceOptions(pace=Pace(rate=1000), on_progress=watch)
+        report = produce(cluster, _TOPIC, _breadcrumbs(6000), key_field="VEHICLE_ID", options=options)
+    finally:
+        killer.join()
+    return report, max(gaps)
+
+
+def _check(cluster: Cluster, acknowledged: int) -> None:
+    """Nothing that was acknowledged is missing, nothing is there twice."""
+    from headrace.transport.consume import consume
+
+    places: Counter[Any] = Counter((record.partition, record.offset) for record in consume(cluster, _TOPIC))
+    _heading("5. the account")
+    click.echo(f"   acknowledged {acknowledged:,}, read back {len(places):,}")
+    if len(places) != acknowledged:
+        raise Failed("the account does not balance", why=f"{acknowledged - len(places):+,} records")
+    click.echo(click.style("   nothing lost, nothing doubled", fg="green"))
+
+
+def _wait_for_interrupt(cluster: Cluster) -> None:
+    click.echo()
+    say(f"the cluster stays up at {cluster.bootstrap} until Ctrl-C; in another terminal:")
+    say(f"  headrace status --home '{cluster.home.root}'")
+    say(f"  headrace consume {_TOPIC} --home '{cluster.home.root}' --until count:5")
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        say("")

@@ -1,0 +1,212 @@
+"""Commands for groups: who reads, how far they have got, and where they go on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from headrace.cli.app import App, Trunk, any_kafka, cli
+from headrace.cli.output import print_json, print_pairs, print_table
+from headrace.cli.topic import confirmed
+
+if TYPE_CHECKING:
+    from headrace.transport.groups import GroupDescription, Groups, Member, PlannedOffset
+
+
+@cli.group(cls=Trunk)
+@any_kafka
+def group() -> None:
+    """Groups: list, describe, reset, delete."""
+
+
+def _groups(app: App) -> Groups:
+    from headrace.transport.groups import Groups
+
+    return Groups(app.connection())
+
+
+@group.command("list")
+@any_kafka
+@click.pass_obj
+def list_(app: App) -> None:
+    """The groups of every type.
+
+    Types are classic, consumer (KIP-848), share and streams; members are known of the first two.
+
+    \b
+    headrace group list
+    """
+    with _groups(app) as groups:
+        found = groups.list()
+    if app.json:
+        print_json([asdict(group) for group in found])
+        return
+    print_table(
+        ("group", "type", "state", "protocol", "members", "coordinator"),
+        [(g.group, g.type, g.state, g.protocol, _known(g.members), g.coordinator) for g in found],
+    )
+    if not found:
+        app.say("there is no group: one comes into being when its first member joins or commits")
+
+
+@group.command()
+@click.argument("name", metavar="GROUP")
+@any_kafka
+@click.pass_obj
+def describe(app: App, name: str) -> None:
+    """State, members, committed offsets and lag.
+
+    Lag counts what can still be read. A '-' is what nobody has committed or could answer.
+
+    \b
+    headrace group describe reporting
+    headrace group describe reporting --json | jq .lag
+    """
+    with _groups(app) as groups:
+        found = groups.describe(name)
+    if app.json:
+        print_json(found.to_json())
+    else:
+        _print_description(app, found)
+
+
+def _print_description(app: App, found: GroupDescription) -> None:
+    known = found.members is not None
+    print_pairs(
+        {
+            "group": found.group,
+            "type": found.type,
+            "state": found.state,
+            "protocol": found.protocol,
+            "assignor": found.assignor or "-",
+            "coordinator": found.coordinator,
+            "members": len(found.members) if found.members is not None else "-",
+            "lag": "-" if found.lag is None else f"{found.lag:,}",
+        }
+    )
+    if not known:
+        app.say(f"members and offsets of a {found.type} group cannot be asked for: no Python client speaks that yet")
+    if found.members:
+        click.echo()
+        print_table(
+            ("member", "client", "host", "partitions"),
+            [(m.member_id, m.client_id, m.host, _assigned(m)) for m in found.members],
+        )
+    if found.offsets:
+        clients = {member.member_id: member.client_id for member in found.members or ()}
+        click.echo()
+        print_table(
+            ("topic", "partition", "committed", "begin", "end", "lag", "client"),
+            [
+                (o.topic, o.partition, _known(o.committed), _known(o.begin), _known(o.end), _known(o.lag),
+                 clients.get(o.member_id or "", "-"))
+                for o in found.offsets
+            ],
+        )  # fmt: skip
+
+
+def _assigned(member: Member) -> str:
+    """`breadcrumbs/0,1 trips/2`."""
+    topics: dict[str, list[str]] = {}
+    for name, number in member.assignment:
+        topics.setdefault(name, []).append(str(number))
+    return " ".join(f"{name}/{','.join(numbers)}" for name, numbers in topics.items()) or "-"
+
+
+def _topics(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[tuple[str, int | None]]:
+    """`--topic T` or `--topic T:2`, any number of times."""
+    topics: list[tuple[str, int | None]] = []
+    for text in given:
+        name, colon, number = text.partition(":")
+        if not name or (colon and not number.isdigit()):
+            raise click.BadParameter(f"{text!r} is neither TOPIC nor TOPIC:PARTITION")
+        topics.append((name, int(number) if colon else None))
+    return topics
+
+
+@group.command()
+@click.argument("name", metavar="GROUP")
+@click.option(
+    "--to", required=True, metavar="WHERE", help="beginning, end, an offset, a time (2026-05-01T12:00, -1h), shift:-100"
+)
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    callback=_topics,
+    metavar="T[:P]",
+    help="Only this topic or partition. [default: the topics it has offsets in]",
+)
+@click.option("--execute", "--yes", is_flag=True, help="Do it; otherwise it is only shown.")
+@any_kafka
+@click.pass_obj
+def reset(app: App, name: str, to: str, topics: list[tuple[str, int | None]], execute: bool) -> None:
+    """Let a group go on elsewhere.
+
+    Shows what would change; --execute does it. The group must have no members.
+    An offset that is not there becomes the nearest that is.
+
+    \b
+    headrace group reset reporting --to beginning
+    headrace group reset reporting --to -1h --topic breadcrumbs --execute
+    headrace group reset reporting --to shift:-100 --topic breadcrumbs:2 --execute
+    """
+    from headrace.transport.groups import ResetTo
+
+    wanted = ResetTo.parse(to)
+    with _groups(app) as groups:
+        plan = groups.plan_reset(name, wanted, topics)
+        if execute:
+            groups.reset(name, plan)
+    if app.json:
+        print_json({"group": name, "executed": execute, "offsets": [asdict(planned) for planned in plan]})
+    else:
+        _print_plan(plan)
+    for planned in plan:
+        if planned.note:
+            app.say(f"{planned.topic}/{planned.partition}: {planned.note}")
+    app.say(f"{name} goes on there" if execute else "nothing was changed: --execute does it")
+
+
+def _print_plan(plan: tuple[PlannedOffset, ...]) -> None:
+    print_table(
+        ("topic", "partition", "committed", "new", "change"),
+        [
+            (p.topic, p.partition, _known(p.committed), p.target, _known(p.target - p.committed))
+            if p.committed is not None
+            else (p.topic, p.partition, "-", p.target, "-")
+            for p in plan
+        ],
+    )
+
+
+@group.command()
+@click.argument("names", metavar="GROUP…", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@any_kafka
+@click.pass_obj
+def delete(app: App, names: tuple[str, ...], yes: bool) -> None:
+    """Delete groups and their committed offsets; the records stay.
+
+    \b
+    headrace group delete reporting
+    """
+    wanted = tuple(dict.fromkeys(names))
+    with _groups(app) as groups:
+        doomed = [groups.describe(name) for name in wanted]
+        confirmed(app, [_doomed(found) for found in doomed], yes=yes)
+        groups.delete(wanted)
+    if app.json:
+        print_json({"deleted": list(wanted)})
+    app.say(f"deleted: {', '.join(wanted)}")
+
+
+def _doomed(found: GroupDescription) -> str:
+    offsets = "-" if found.offsets is None else len(found.offsets)
+    return f"{found.group}  {found.type} group, committed offsets {offsets}, lag {_known(found.lag)}"
+
+
+def _known(number: int | None) -> object:
+    return "-" if number is None else number

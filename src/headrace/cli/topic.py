@@ -1,0 +1,443 @@
+"""Commands for topics: make them, look at them, change them, empty them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from headrace.cli.app import App, Trunk, any_kafka, cli
+from headrace.cli.output import duration, print_json, print_pairs, print_table, say, size
+from headrace.cli.values import pairs
+from headrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from headrace.transport.admin import Admin
+    from headrace.transport.topics import Topic, TopicDescription, TopicSize
+
+# What a person wants to know of a new topic (the summary of a web form), in this order.
+_SUMMARY = ("min.insync.replicas", "cleanup.policy", "retention.ms", "retention.bytes")
+
+
+@cli.group(cls=Trunk)
+@any_kafka
+def topic() -> None:
+    """Topics: create, list, describe, alter, delete, clean, size, which-partition."""
+
+
+def _admin(app: App) -> Admin:
+    from headrace.transport.admin import Admin
+
+    return Admin(app.connection())
+
+
+def confirmed(app: App, doomed: list[str], *, yes: bool) -> None:
+    """Whoever is there has read what will go and agreed; a refusal ends the command, and so does nobody being there."""
+    for line in ("this will be deleted:", *(f"  {line}" for line in doomed)):
+        # Whoever is asked must see what about, however quiet it shall be.
+        app.say(line) if yes else say(line)
+    if yes:
+        return
+    try:
+        agreed = click.confirm("delete it?", err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise UsageError("nobody is there to be asked, so nothing was done", hint="--yes does it unasked") from None
+    if not agreed:
+        raise UsageError("nothing was done: the answer was no")
+
+
+def _assignment(_: click.Context, __: click.Parameter, given: str | None) -> list[list[int]] | None:
+    """`1:2:3,2:3:1`: the replicas of each partition, the preferred leader first."""
+    try:
+        return [[int(broker) for broker in replicas.split(":")] for replicas in given.split(",")] if given else None
+    except ValueError:
+        raise click.BadParameter(f"{given!r} is not of the form 1:2:3,2:3:1") from None
+
+
+_set = click.option(
+    "--set", "configs", multiple=True, callback=pairs, metavar="KEY=VALUE", help="A setting in Kafka's own words."
+)
+_yes = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--partitions", type=click.IntRange(min=1), metavar="N", help="[default: num.partitions of the brokers]")
+@click.option(
+    "--replication",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Copies of each partition. [default: default.replication.factor of the brokers]",
+)
+@_set
+@click.option(
+    "--assignment",
+    callback=_assignment,
+    metavar="1:2:3,2:3:1,…",
+    help="The brokers of each partition, its preferred leader first, instead of the two numbers.",
+)
+@click.option("--if-not-exists", is_flag=True, help="A topic that is already there is left as it is.")
+@any_kafka
+@click.pass_obj
+def create(app: App, /, name: str, if_not_exists: bool, **wanted: Any) -> None:
+    """Create a topic and show what it is like.
+
+    \b
+    headrace topic create breadcrumbs --partitions 6 --replication 3
+    headrace topic create latest --set cleanup.policy=compact --set min.insync.replicas=2
+    headrace topic create placed --assignment 1:2:3,2:3:1
+    """
+    from headrace.transport.topics import NewTopic
+
+    with _admin(app) as admin:
+        there = if_not_exists and any(topic.name == name for topic in admin.topics(internal=True))
+        if not there:
+            admin.create_topics([NewTopic(name, **wanted)])
+        found = admin.topic(name)
+        _print_summary(app, admin, found, created=not there)
+        if there:
+            app.say(f"{name} was there already and is left as it is")
+            _say_differences(app, found, wanted)
+
+
+def _print_summary(app: App, admin: Admin, found: Topic, *, created: bool) -> None:
+    configs = admin.topic_configs(found.name)
+    held = {name: configs[name].value for name in _SUMMARY if name in configs}
+    facts = {"topic": found.name, "partitions": len(found.partitions), "replication": found.replication}
+    if app.json:
+        print_json({**facts, **{name: _number(value) for name, value in held.items()}, "created": created})
+    else:
+        print_pairs({**facts, **{name: _with_unit(name, value) for name, value in held.items()}})
+
+
+def _say_differences(app: App, found: Topic, wanted: dict[str, Any]) -> None:
+    has = {"partitions": len(found.partitions), "replication": found.replication}
+    for what, count in has.items():
+        if wanted[what] not in (None, count):
+            app.say(f"warning: {what} {count}, not {wanted[what]}")
+
+
+@topic.command("list")
+@click.option("--internal", is_flag=True, help="Kafka's own topics too.")
+@click.option("--size", "sizes", is_flag=True, help="Records and bytes too, which takes a little longer.")
+@any_kafka
+@click.pass_obj
+def list_(app: App, internal: bool, sizes: bool) -> None:
+    """The topics, with what is wrong with them.
+
+    \b
+    headrace topic list
+    headrace topic list --size --json | jq '.[].bytes'
+    """
+    with _admin(app) as admin:
+        found = admin.topics(internal=internal)
+        rows: list[dict[str, Any]] = [
+            {
+                "topic": topic.name,
+                "partitions": len(topic.partitions),
+                "replication": topic.replication,
+                "under_replicated": sum(p.under_replicated for p in topic.partitions),
+                "offline": sum(p.leader < 0 for p in topic.partitions),
+            }
+            for topic in found
+        ]
+        if sizes and found:
+            records = admin.topic_records(found)
+            held = admin.topic_sizes([topic.name for topic in found])
+            for row, topic_size in zip(rows, held, strict=True):
+                row |= {"records": records[topic_size.topic], "bytes": topic_size.size_bytes}
+            _say_silent(app, {broker for topic_size in held for broker in topic_size.silent_brokers})
+    if app.json:
+        print_json(rows)
+        return
+    headings = ("topic", "partitions", "replication", "under-replicated", "offline")
+    print_table(
+        (*headings, "records", "bytes") if sizes else headings,
+        [[size(v) if k == "bytes" else "-" if v is None else v for k, v in row.items()] for row in rows],
+    )
+    if not rows:
+        app.say("there is no topic: headrace topic create NAME makes one")
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--all", "everything", is_flag=True, help="All settings, not only those that differ from the default.")
+@any_kafka
+@click.pass_obj
+def describe(app: App, name: str, everything: bool) -> None:
+    """All that is known of a topic.
+
+    Its id and settings, and of every partition leader, replicas, ISR, ELR, offsets, bytes.
+    ISR: the replicas that have everything. ELR: replicas outside the ISR that may still become leader.
+    Bytes are those of one copy, the leader's. A '-' is what nobody could answer.
+
+    \b
+    headrace topic describe breadcrumbs
+    headrace topic describe breadcrumbs --all
+    """
+    with _admin(app) as admin:
+        found = admin.describe(name)
+    _say_silent(app, found.silent_brokers)
+    if app.json:
+        print_json(found.to_json())
+        return
+    print_pairs(
+        {
+            "topic": found.topic,
+            "topic id": found.topic_id or "-",
+            "partitions": len(found.partitions),
+            "replication": found.replication,
+            "records": _count(found.records),
+            "bytes": size(found.size_bytes),
+        }
+    )
+    click.echo()
+    _print_partitions(found)
+    click.echo()
+    _print_configs(found, everything)
+
+
+def _print_partitions(found: TopicDescription) -> None:
+    print_table(
+        ("partition", "leader", "replicas", "isr", "elr", "begin", "end", "records", "bytes"),
+        [
+            (p.partition, p.leader if p.leader >= 0 else "none", _ids(p.replicas), _ids(p.isr), _ids(p.elr or ()),
+             _known(p.begin), _known(p.end), _known(p.records), size(p.size.size_bytes))
+            for p in found.partitions
+        ],
+    )  # fmt: skip
+
+
+def _print_configs(found: TopicDescription, everything: bool) -> None:
+    shown = [config for config in found.configs.values() if everything or config.source != "default"]
+    if not shown:
+        click.echo("every setting has Kafka's default")
+        return
+    print_table(
+        ("setting", "value", "source", "default"),
+        [(c.name, _with_unit(c.name, c.value), c.source, _with_unit(c.name, c.default)) for c in shown],
+    )
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--partitions", type=click.IntRange(min=1), metavar="N", help="So many in all; they can only grow.")
+@_set
+@click.option("--unset", multiple=True, metavar="KEY", help="A setting that goes back to its default.")
+@any_kafka
+@click.pass_obj
+def alter(app: App, name: str, partitions: int | None, configs: dict[str, str], unset: tuple[str, ...]) -> None:
+    """Change a topic. Nothing is changed unless Kafka accepts all of it.
+
+    \b
+    headrace topic alter breadcrumbs --set retention.ms=3600000 --unset segment.ms
+    headrace topic alter breadcrumbs --partitions 12
+    """
+    if partitions is None and not configs and not unset:
+        raise UsageError("nothing to change was named", hint="--partitions N, --set KEY=VALUE or --unset KEY")
+    both = set(configs) & set(unset)
+    if both:
+        raise UsageError(f"{min(both)} is both set and unset")
+    with _admin(app) as admin:
+        before = len(admin.topic(name).partitions)
+        admin.alter_topic(name, partitions=partitions, configs={**configs, **dict.fromkeys(unset)})
+        found = admin.describe(name)
+    if partitions is not None and partitions > before:
+        app.say(
+            f"warning: keys map to other partitions from now on ({before} became {partitions}): "
+            "the records of a key are in order only within each of the two times"
+        )
+    if app.json:
+        print_json(found.to_json())
+        return
+    print_pairs({"topic": name, "partitions": len(found.partitions), "replication": found.replication})
+    click.echo()
+    _print_configs(found, everything=False)
+
+
+@topic.command()
+@click.argument("names", metavar="NAME…", nargs=-1, required=True)
+@_yes
+@any_kafka
+@click.pass_obj
+def delete(app: App, names: tuple[str, ...], yes: bool) -> None:
+    """Delete topics and all their records.
+
+    Says what they hold and asks; returns when they are gone.
+
+    \b
+    headrace topic delete breadcrumbs
+    headrace topic delete old older --yes
+    """
+    wanted = tuple(dict.fromkeys(names))
+    with _admin(app) as admin:
+        doomed = _holdings(app, admin, wanted)
+        confirmed(app, [f"{held['topic']}  {_amount(held)}" for held in doomed], yes=yes)
+        admin.delete_topics(wanted)
+    if app.json:
+        print_json({"deleted": doomed})
+    app.say(f"deleted: {', '.join(wanted)}")
+
+
+def _holdings(app: App, admin: Admin, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    topics = admin.require_topics(names)
+    records, sizes = admin.topic_records(topics), admin.topic_sizes(names)
+    _say_silent(app, {broker for topic_size in sizes for broker in topic_size.silent_brokers})
+    return [
+        {"topic": s.topic, "partitions": len(s.partitions), "records": records[s.topic], "bytes": s.size_bytes}
+        for s in sizes
+    ]
+
+
+@topic.command()
+@click.argument("name")
+@click.option(
+    "--how",
+    type=click.Choice(["truncate", "read"]),
+    default="truncate",
+    show_default=True,
+    help="truncate deletes the records; read reads them all and throws them away.",
+)
+@_yes
+@any_kafka
+@click.pass_obj
+def clean(app: App, name: str, how: Literal["truncate", "read"], yes: bool) -> None:
+    """Empty a topic, or read all of it once.
+
+    Truncating deletes for every reader, up to the end of now; the topic and its settings stay.
+    Reading changes nothing, neither records nor any group's offsets: it counts what can be read.
+
+    \b
+    headrace topic clean breadcrumbs --yes
+    headrace topic clean breadcrumbs --how read
+    """
+    with _admin(app) as admin:
+        if how == "truncate":
+            admin.require_truncatable(name)
+            confirmed(app, [f"{name}  {_amount(_holdings(app, admin, (name,))[0])}"], yes=yes)
+        done = admin.clean_topic(name, how=how)
+    if app.json:
+        print_json({"topic": name, "how": how, "records": done.records, "bytes": done.size_bytes})
+    else:
+        print_pairs({"topic": name, "how": how, "records": f"{done.records:,}", "bytes": size(done.size_bytes)})
+    if how == "truncate":
+        app.say("the brokers free the disk at their next check: log.retention.check.interval.ms")
+
+
+@topic.command("size")
+@click.argument("names", metavar="[NAME…]", nargs=-1)
+@any_kafka
+@click.pass_obj
+def size_(app: App, names: tuple[str, ...]) -> None:
+    """Bytes stored, by topic, partition and broker.
+
+    'bytes' counts one copy, the leader's; a broker's column counts the replicas that lie there.
+    With --json a single topic is a series of one point, {"data": [{"timestamp": …, "value": …}], …}, and several
+    are {"topics": [ … ]} of them.
+
+    \b
+    headrace topic size
+    headrace topic size breadcrumbs --json | jq '.data[0].value'
+    """
+    with _admin(app) as admin:
+        found = admin.topic_sizes(tuple(dict.fromkeys(names)))
+    _say_silent(app, {broker for topic_size in found for broker in topic_size.silent_brokers})
+    if app.json:
+        documents = [topic_size.to_json() for topic_size in found]
+        print_json(documents[0] if len(names) == 1 else {"topics": documents})
+    elif names:
+        _print_partition_sizes(found)
+    else:
+        _print_topic_sizes(found)
+
+
+def _print_topic_sizes(found: tuple[TopicSize, ...]) -> None:
+    brokers = sorted({broker for topic_size in found for broker in topic_size.broker_bytes})
+    print_table(
+        ("topic", "partitions", "bytes", *(f"broker {broker}" for broker in brokers)),
+        [
+            (s.topic, len(s.partitions), _count(s.size_bytes), *(_count(s.broker_bytes.get(b)) for b in brokers))
+            for s in found
+        ],
+    )
+
+
+def _print_partition_sizes(found: tuple[TopicSize, ...]) -> None:
+    brokers = sorted({broker for topic_size in found for broker in topic_size.broker_bytes})
+    rows: list[tuple[object, ...]] = []
+    for s in found:
+        for p in s.partitions:
+            on_brokers = (_count(p.replica_bytes.get(broker)) for broker in brokers)
+            rows.append((s.topic, p.partition, p.leader, _count(p.size_bytes), *on_brokers))
+        in_all = (_count(s.broker_bytes.get(broker)) for broker in brokers)
+        rows.append((s.topic, "", "", _count(s.size_bytes), *in_all))
+    print_table(("topic", "partition", "leader", "bytes", *(f"broker {broker}" for broker in brokers)), rows)
+
+
+@topic.command("which-partition")
+@click.argument("name")
+@click.argument("keys", metavar="KEY…", nargs=-1, required=True)
+@any_kafka
+@click.pass_obj
+def which_partition(app: App, name: str, keys: tuple[str, ...]) -> None:
+    """The partition where records with a key are.
+
+    The same for headrace, Java and Spark: murmur2 of the key, modulo the number of partitions.
+
+    \b
+    headrace topic which-partition breadcrumbs 3404 2219
+    """
+    from headrace.transport.partitioner import partition_of
+
+    with _admin(app) as admin:
+        found = admin.topic(name)
+    rows = [(key, partition_of(key.encode(errors="surrogateescape"), len(found.partitions))) for key in keys]
+    if app.json:
+        print_json([{"key": key, "partition": partition} for key, partition in rows])
+    else:
+        print_table(("key", "partition"), rows)
+
+
+# -- how things are written -------------------------------------------------------------------------------------
+
+
+def _say_silent(app: App, brokers: Any) -> None:
+    for broker in sorted(brokers):
+        app.say(f"warning: broker {broker} does not answer: what only it knows is shown as '-'")
+
+
+def _with_unit(name: str, value: str | None) -> str:
+    """`604800000 (7 d 0 h)`; the huge number by which Kafka means no limit is said in words."""
+    number = _number(value)
+    if not isinstance(number, int) or not name.endswith((".ms", ".bytes")):
+        return "-" if value is None else value
+    if number == -1 or number >= 2**63 - 1:
+        return f"{value} (no limit)"
+    if number < 1000:
+        return str(value)
+    return f"{value} ({duration(number / 1000) if name.endswith('.ms') else size(number)})"
+
+
+def _number(value: str | None) -> int | str | None:
+    return int(value) if value is not None and value.lstrip("-").isdigit() else value
+
+
+def _amount(held: dict[str, Any]) -> str:
+    """`6 partitions, 1,000 records, 24.0 kB`."""
+    records = "an unknown number of" if held["records"] is None else f"{held['records']:,}"
+    return f"{held['partitions']} partitions, {records} records, {size(held['bytes'])}"
+
+
+def _ids(brokers: tuple[int, ...]) -> str:
+    return ",".join(map(str, brokers)) or "-"
+
+
+def _known(number: int | None) -> object:
+    return "-" if number is None else number
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"

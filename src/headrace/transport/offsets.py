@@ -1,0 +1,127 @@
+"""Places in a log: the beginning, the end, an offset, a point in time; as people write them, and as Kafka numbers them.
+
+Nothing here moves a consumer or a group: it reads words and asks the brokers which offsets they stand for.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from headrace.errors import UsageError
+from headrace.transport.admin import refusal
+from headrace.transport.client import Connection, make, unreachable
+
+#: A partition of a topic.
+Place = tuple[str, int]
+Isolation = Literal["committed", "uncommitted"]
+
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where reading begins. `value` is an offset or milliseconds since 1970 for the kinds that need one."""
+
+    kind: Literal["beginning", "end", "committed", "offset", "time"]
+    value: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Start:
+        """`beginning`, `end`, `committed`, `1500` (an offset), `2026-05-01T12:00`, `-15min`."""
+        if text in {"beginning", "end", "committed"}:
+            return cls(text)  # type: ignore[arg-type]
+        if text.isdigit():
+            return cls("offset", int(text))
+        return cls("time", parse_time(text))
+
+
+@dataclass(frozen=True)
+class Until:
+    """Where reading ends. `value` is a number of records, seconds of silence, or milliseconds since 1970."""
+
+    kind: Literal["end", "idle", "count", "time", "never"]
+    value: float = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Until:
+        """`end` (what is there now), `idle:10s`, `count:100`, `never`, or a time."""
+        kind, _, rest = text.partition(":")
+        if text in {"end", "never"}:
+            return cls(text)  # type: ignore[arg-type]
+        if kind == "idle":
+            return cls("idle", parse_span(rest))
+        if kind == "count" and rest.isdigit():
+            return cls("count", int(rest))
+        return cls("time", parse_time(text))
+
+
+def parse_span(text: str) -> float:
+    """`250ms`, `2s`, `10min`, `1h`: seconds."""
+    found = _SPAN.fullmatch(text.strip() if not text.strip().replace(".", "", 1).isdigit() else f"{text.strip()}s")
+    if not found:
+        raise UsageError(f"{text!r} is no length of time", hint="250ms, 2s, 10min or 1h")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def parse_time(text: str) -> int:
+    """Milliseconds since 1970: of ISO 8601 (local time unless it says otherwise), of `-15min` before now."""
+    if text.startswith("-"):
+        return int((time.time() - parse_span(text[1:])) * 1000)
+    if re.fullmatch(r"@?\d{12,}", text):
+        return int(text.removeprefix("@"))
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise UsageError(
+            f"{text!r} is no place to read from or to",
+            hint="beginning, end, committed, an offset, 2026-05-01T12:00, or -15min",
+        ) from None
+
+
+def look_up(
+    connection: Connection, places: Iterable[Place], at: Start, isolation: Isolation = "uncommitted"
+) -> dict[Place, int]:
+    """The offset of each partition that `at` stands for. A time after the last record is the end.
+
+    With isolation "committed" the end is the last stable offset: what a read_committed consumer can reach.
+    """
+    from confluent_kafka.admin import AdminClient, OffsetSpec
+
+    wanted = list(places)
+    if at.kind == "offset":
+        return dict.fromkeys(wanted, at.value)
+    client = make(AdminClient, connection.settings())
+    spec = {
+        "beginning": OffsetSpec.earliest,
+        "end": OffsetSpec.latest,
+        "time": lambda: OffsetSpec.for_timestamp(at.value),
+    }[at.kind]()
+    found = _ask(client, connection, wanted, spec, isolation)
+    beyond = [place for place, offset in found.items() if offset < 0]
+    if beyond:
+        found.update(_ask(client, connection, beyond, OffsetSpec.latest(), isolation))
+    return found
+
+
+def _ask(client: Any, connection: Connection, places: list[Place], spec: Any, isolation: Isolation) -> dict[Place, int]:
+    from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+
+    level = IsolationLevel.READ_COMMITTED if isolation == "committed" else IsolationLevel.READ_UNCOMMITTED
+    futures = client.list_offsets(
+        {TopicPartition(*place): spec for place in places}, isolation_level=level, request_timeout=15
+    )
+    found: dict[Place, int] = {}
+    for partition, future in futures.items():
+        try:
+            found[partition.topic, partition.partition] = future.result(timeout=20).offset
+        except KafkaException as error:
+            raise refusal(error.args[0], f"tell offsets of {partition.topic}", connection.bootstrap) from None
+        except TimeoutError:
+            raise unreachable(connection.bootstrap, "no answer in time") from None
+    return found

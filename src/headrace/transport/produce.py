@@ -1,0 +1,347 @@
+"""Records from a file, a stream or Python objects into topics, and an honest account of what happened to each.
+
+    report = produce(cluster, "breadcrumbs", "day.json", key_field="VEHICLE_ID")
+    print(report.acknowledged, report.failed)
+
+The account always adds up: read = acknowledged + failed. A record that could not be delivered is handed to `on_failed`
+with its reason; Ctrl-C stops the reading, flushes what was accepted, and reports. Memory does not grow with the input.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from headrace.errors import Failed, HeadraceError, UsageError
+from headrace.transport.admin import Admin
+from headrace.transport.bulk import BulkSender, PartitionSpan, Undelivered
+from headrace.transport.client import PRODUCER_DEFAULTS, Connection, HasBootstrap, connect
+from headrace.transport.inputs import BadPiece, InputBatch, InputOptions, Place, RecordReader
+from headrace.transport.pace import Clock, Pace
+from headrace.transport.shaping import Outgoing, Route, Shaper, Shaping, encode_value
+
+Source = str | Path | BinaryIO | Iterable[Any]
+OnFailed = Callable[[str, Undelivered], None]
+
+_OBJECTS_PER_BATCH = 1000
+_PROGRESS_EVERY_S = 0.1
+_REPORTS_WORTH_S = 0.02
+# Long enough to live through an election or a restart, short enough that somebody still waits for the answer.
+_PATIENCE_MS = 120_000
+
+
+@dataclass
+class ProduceReport:
+    """What became of the records of one call of `produce`."""
+
+    read: int = 0
+    acknowledged: int = 0
+    failed: int = 0
+    bad: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    shape: str | None = None
+    interrupted: bool = False
+    partitions: dict[str, dict[int, PartitionSpan]] = field(default_factory=dict)
+    #: What stopped the reading before the end of the input, if anything did.
+    error: HeadraceError | None = None
+
+    @property
+    def complete(self) -> bool:
+        """True if the whole input was read and every record of it acknowledged."""
+        return not (self.failed or self.bad or self.error or self.interrupted)
+
+    def add(self, other: ProduceReport) -> None:
+        """What another producer did at the same time is counted in."""
+        for name in ("read", "acknowledged", "failed", "bad", "bytes"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.seconds = max(self.seconds, other.seconds)
+        self.shape = self.shape or other.shape
+        self.interrupted |= other.interrupted
+        self.error = self.error or other.error
+        for topic, spans in other.partitions.items():
+            for partition, span in spans.items():
+                _widen(self.partitions.setdefault(topic, {}).setdefault(partition, PartitionSpan()), span)
+
+
+def _widen(span: PartitionSpan, other: PartitionSpan) -> None:
+    span.records += other.records
+    known = [offset for offset in (span.first_offset, other.first_offset) if offset >= 0]
+    span.first_offset = min(known, default=-1)
+    span.last_offset = max(span.last_offset, other.last_offset)
+
+
+@dataclass(frozen=True)
+class ProduceOptions:
+    """Everything that can be said about a producing, beyond what and where to."""
+
+    shaping: Shaping = field(default_factory=Shaping)
+    pace: Pace = field(default_factory=Pace)
+    input: InputOptions = field(default_factory=InputOptions)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    producers: int = 1
+    key_per_producer: bool = False
+    on_failed: OnFailed | None = None
+    on_progress: Callable[[ProduceReport], None] | None = None
+
+
+def produce(
+    where: HasBootstrap | str,
+    topic: str,
+    source: Source,
+    *,
+    key_field: str | None = None,
+    key: str | bytes | None = None,
+    options: ProduceOptions | None = None,
+) -> ProduceReport:
+    """The records of `source` are in `topic`, or accounted for in the report.
+
+    `source` is a path, `-` for standard input, a binary stream, or any iterable of Python objects (bytes and text as
+    they are, None as a tombstone, everything else as JSON, NumPy values too).
+
+        produce("127.0.0.1:9092", "numbers", ({"n": n} for n in range(10)), key_field="n")
+    """
+    chosen = options or ProduceOptions()
+    if key_field is not None or key is not None:
+        constant = key.encode() if isinstance(key, str) else key
+        shaping = replace(chosen.shaping, key_field=key_field or chosen.shaping.key_field, key=constant)
+        chosen = replace(chosen, shaping=shaping)
+    return _Producing(connect(where), topic, chosen).run(source)
+
+
+class _Producing:
+    """One call of `produce`."""
+
+    def __init__(self, connection: Connection, topic: str, options: ProduceOptions) -> None:
+        self.connection = connection
+        self.topic = topic
+        self.options = options
+        self.stop = threading.Event()
+        self._check()
+
+    def _check(self) -> None:
+        shaping = self.options.shaping
+        shaping.check()
+        if self.options.pace.replay and not shaping.timestamp_field:
+            raise UsageError("a replay needs to know where the time stands", hint="--timestamp-field FIELD")
+        admin = Admin(self.connection)
+        partitions = len(admin.topic(self.topic).partitions)
+        if shaping.partition is not None and not 0 <= shaping.partition < partitions:
+            raise UsageError(
+                f"topic {self.topic} has no partition {shaping.partition}",
+                why=f"it has {partitions}: 0 to {partitions - 1}",
+            )
+        if isinstance(shaping.route, Route):
+            for name, wanted in shaping.route.table.values():
+                has = len(admin.topic(name).partitions)
+                if any(not 0 <= partition < has for partition in wanted):
+                    raise UsageError(f"the route names a partition which topic {name} lacks", why=f"it has {has}")
+
+    def run(self, source: Source) -> ProduceReport:
+        count = self.options.producers
+        began = time.monotonic()
+        # One producer works in this thread, so that Ctrl-C also ends the wait for a slow pipe.
+        report = _OneProducer(self, 1).run(source) if count == 1 else self._run_many(source, count)
+        report.seconds = time.monotonic() - began
+        return report
+
+    def _run_many(self, source: Source, count: int) -> ProduceReport:
+        """Each of the producers sends the whole input."""
+        if source == "-" or not isinstance(source, (str, Path, Sequence)):
+            raise UsageError("several producers cannot share one stream", hint="give them a file")
+        ones = [_OneProducer(self, number) for number in range(1, count + 1)]
+        with ThreadPoolExecutor(count) as pool:
+            running = [pool.submit(one.run, source) for one in ones]
+            while not all(future.done() for future in running):
+                try:
+                    time.sleep(_PROGRESS_EVERY_S)
+                    self.progress(ones)
+                except KeyboardInterrupt:
+                    self.stop.set()
+            total = ProduceReport()
+            for future in running:
+                total.add(future.result())
+        return total
+
+    def progress(self, ones: Sequence[_OneProducer]) -> None:
+        if self.options.on_progress:
+            total = ProduceReport()
+            for one in ones:
+                total.add(one.report())
+            self.options.on_progress(total)
+
+
+class _OneProducer:
+    """One producer: reads, shapes, paces, sends, and counts. Used by one thread."""
+
+    def __init__(self, producing: _Producing, number: int) -> None:
+        self.producing = producing
+        self.options = producing.options
+        shaping = self.options.shaping
+        if self.options.key_per_producer:
+            shaping = replace(shaping, key=str(number).encode())
+        if shaping.seed is not None:
+            shaping = replace(shaping, seed=shaping.seed + number - 1)
+        self.shaper = Shaper(shaping, producing.topic)
+        self.senders: dict[str, BulkSender] = {}
+        self.read = 0
+        self.bad = 0
+        self.unshaped = 0
+        self.shape: str | None = None
+        self.error: HeadraceError | None = None
+        self.interrupted = False
+        self.began = time.monotonic()
+        self.clock = Clock(self.options.pace, self.began)
+        self._shown = 0.0
+
+    def run(self, source: Source) -> ProduceReport:
+        try:
+            self._send_all(source)
+            if self.options.pace.flush_at_end:
+                self._flush()
+        except KeyboardInterrupt:
+            self.interrupted = True
+            with suppress(KeyboardInterrupt):  # a second one gives up on what is still under way
+                self._flush()
+        except HeadraceError as error:
+            self.error = error
+            self._flush()
+        finally:
+            for sender in self.senders.values():
+                sender.close()
+        return self.report()
+
+    def report(self) -> ProduceReport:
+        tallies = [sender.tally for sender in list(self.senders.values())]
+        return ProduceReport(
+            read=self.read,
+            acknowledged=sum(t.acknowledged for t in tallies),
+            failed=sum(t.failed for t in tallies),
+            bad=self.bad + self.unshaped,
+            bytes=sum(t.accepted_bytes - t.failed_bytes for t in tallies),
+            seconds=time.monotonic() - self.began,
+            shape=self.shape,
+            interrupted=self.interrupted,
+            partitions={topic: dict(sorted(s.tally.partitions.items())) for topic, s in list(self.senders.items())},
+            error=self.error,
+        )
+
+    def _send_all(self, source: Source) -> None:
+        for batch in self._batches(source):
+            for outgoing in self._shaped(batch):
+                self._send(outgoing)
+            if self.producing.stop.is_set():
+                raise KeyboardInterrupt
+
+    def _shaped(self, batch: InputBatch) -> Iterator[Outgoing]:
+        """The batch as Kafka records. If one of them cannot be shaped, the others still are."""
+        try:
+            shaped = list(self.shaper.shape(batch))
+        except Failed as error:
+            if len(batch.values) == 1:
+                self._reject(batch, error)
+                return
+            for at, value in enumerate(batch.values):
+                yield from self._shaped(
+                    InputBatch([value], batch.first, [batch.objects[at]] if batch.objects else None)
+                )
+            return
+        yield from shaped
+
+    def _reject(self, batch: InputBatch, error: Failed) -> None:
+        """The one record of the batch is counted and set aside, or the error stops the reading."""
+        wanted = self.options.input
+        if wanted.on_bad == "stop":
+            error.problem = f"record {self.read + self.unshaped + 1}: {error.problem}"
+            raise error
+        self.unshaped += 1
+        if wanted.on_bad == "set-aside" and wanted.set_aside:
+            wanted.set_aside(BadPiece(batch.values[0], batch.first, error.problem))
+
+    def _batches(self, source: Source) -> Iterator[InputBatch]:
+        if not isinstance(source, (str, Path)) and not hasattr(source, "read"):
+            yield from self._object_batches(source)
+            return
+        wanted = replace(self.options.input, parsed=self.options.input.parsed or self.shaper.wanted.needs_fields)
+        with RecordReader(source, wanted) as reader:  # type: ignore[arg-type]
+            self.shape = str(reader.shape)
+            try:
+                yield from reader
+            finally:
+                self.bad = reader.bad
+
+    def _object_batches(self, objects: Iterable[Any]) -> Iterator[InputBatch]:
+        self.shape = "objects"
+        kept: list[Any] = []
+        for record in objects:
+            kept.append(record)
+            if len(kept) == (_OBJECTS_PER_BATCH if self.options.pace.free else 1):
+                yield self._object_batch(kept)
+                kept = []
+        if kept:
+            yield self._object_batch(kept)
+
+    def _object_batch(self, objects: list[Any]) -> InputBatch:
+        return InputBatch([encode_value(o) for o in objects], Place("line", self.read + 1), objects)  # type: ignore[misc]
+
+    def _send(self, outgoing: Outgoing) -> None:
+        at = 0
+        while at < len(outgoing):
+            part = outgoing.slice(at, at + self.options.pace.step(self.read))
+            if part.timestamps_ms:
+                self._wait(self.clock.before(part.timestamps_ms[0], time.monotonic()))
+            self._sender(part.topic).send(
+                part.values, part.keys, part.partition, timestamps_ms=part.timestamps_ms, headers=part.headers
+            )
+            at += len(part)
+            self.read += len(part)
+            self._after()
+
+    def _after(self) -> None:
+        """Flush and wait as the pace says; tell the progress."""
+        pace = self.options.pace
+        if not pace.free:
+            if pace.flush_every and self.read % pace.flush_every == 0:
+                self._flush()
+            self._wait(self.clock.after(self.read, time.monotonic()))
+        now = time.monotonic()
+        if self.options.producers == 1 and now - self._shown > _PROGRESS_EVERY_S:
+            self._shown = now
+            self.producing.progress([self])
+
+    def _wait(self, seconds: float) -> None:
+        """Time passes, and delivery reports are taken in while it does."""
+        until = time.monotonic() + seconds
+        # Reports are waited for in milliseconds; a shorter wait would only spin, and `send` takes them in anyway.
+        for sender in self.senders.values() if seconds > _REPORTS_WORTH_S else ():
+            sender.flush(max(0.0, until - time.monotonic()))
+        left = until - time.monotonic()
+        if left > 0 and self.producing.stop.wait(left):
+            raise KeyboardInterrupt
+
+    def _flush(self) -> None:
+        """All that was accepted is acknowledged or failed; the progress goes on while that takes time."""
+        for sender in self.senders.values():
+            while sender.flush(_PROGRESS_EVERY_S):
+                if self.options.producers == 1:
+                    self.producing.progress([self])
+
+    def _sender(self, topic: str) -> BulkSender:
+        if topic not in self.senders:
+            settings = self.producing.connection.settings(
+                {"message.timeout.ms": _PATIENCE_MS}, self.producing.connection.properties, self.options.settings
+            )
+            report = self.options.on_failed
+            self.senders[topic] = BulkSender(
+                {**PRODUCER_DEFAULTS, **settings},
+                topic,
+                on_failed=(lambda record: report(topic, record)) if report else None,
+                rich=self.shaper.wanted.rich,
+            )
+        return self.senders[topic]

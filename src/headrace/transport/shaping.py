@@ -1,0 +1,258 @@
+"""How an input record becomes a Kafka record: its key, partition, topic, timestamp, headers and value.
+
+Pure: nothing here reads a file or speaks to a broker. The common case, values as they came and one key for all, costs
+nothing per record; whatever needs the record's fields is done on the parsed form that the reader hands over.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.errors import Failed, UsageError
+from headrace.transport.inputs import InputBatch, field, key_bytes
+
+ANY_PARTITION = -1
+
+#: A topic, and the partitions in it that are taken in turn; none: the partitioner decides.
+Target = tuple[str, tuple[int, ...]]
+#: Decides for a parsed record: a partition of the topic, or a topic and a partition.
+RouteFunction = Callable[[Any], int | tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Route:
+    """A routing table: the value of a field decides on topic and partition. `*` stands for any other value."""
+
+    field: str
+    table: Mapping[str, Target]
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """What is wanted. The key comes from a field, is the same for all, or is drawn from a range."""
+
+    key_field: str | None = None
+    key: bytes | None = None
+    random_key: tuple[int, int] | None = None
+    partition: int | None = None
+    route: Route | RouteFunction | None = None
+    timestamp_field: str | None = None
+    headers: Sequence[tuple[str, bytes]] = ()
+    value_fields: Sequence[str] = ()
+    #: A value that is exactly this becomes null: a tombstone.
+    null_value: bytes | None = None
+    seed: int | None = None
+
+    @property
+    def needs_fields(self) -> bool:
+        """True if records must be parsed."""
+        return bool(self.key_field or self.route or self.timestamp_field or self.value_fields)
+
+    @property
+    def rich(self) -> bool:
+        """True if records carry more than key and value."""
+        return bool(self.timestamp_field or self.headers)
+
+    def check(self) -> None:
+        """The wishes do not contradict each other."""
+        keys = [name for name in ("key_field", "key", "random_key") if getattr(self, name) is not None]
+        if len(keys) > 1:
+            raise UsageError("a record can have only one key", why=f"given were {' and '.join(keys)}")
+        if self.partition is not None and self.route:
+            raise UsageError("a fixed partition and a route contradict each other", hint="give one of them")
+
+
+@dataclass
+class Outgoing:
+    """Records for one topic, column by column."""
+
+    topic: str
+    values: list[bytes | None]
+    keys: list[bytes | None] | None = None
+    partition: int | list[int] = ANY_PARTITION
+    timestamps_ms: list[int] | None = None
+    headers: list[Sequence[tuple[str, bytes]]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def slice(self, begin: int, end: int) -> Outgoing:
+        """The records from `begin` up to `end`."""
+        if begin == 0 and end >= len(self):
+            return self
+        cut = slice(begin, end)
+        return Outgoing(
+            self.topic,
+            self.values[cut],
+            self.keys[cut] if self.keys is not None else None,
+            self.partition if isinstance(self.partition, int) else self.partition[cut],
+            self.timestamps_ms[cut] if self.timestamps_ms is not None else None,
+            self.headers[cut] if self.headers is not None else None,
+        )
+
+
+class Shaper:
+    """Shapes batch after batch; the random keys and turns go on from one to the next."""
+
+    def __init__(self, wanted: Shaping, topic: str) -> None:
+        wanted.check()
+        self.wanted = wanted
+        self.topic = topic
+        self._random = random.Random(wanted.seed)  # noqa: S311 - a draw of keys, not of secrets
+        self._turns: dict[str, Iterator[int]] = {}
+
+    def shape(self, batch: InputBatch) -> Iterator[Outgoing]:
+        """The batch as Kafka records, split by topic where a route says so; order within a topic is kept."""
+        wanted, objects = self.wanted, batch.objects or []
+        values = self._values(batch)
+        count = len(values)
+        whole = Outgoing(
+            self.topic,
+            values,
+            self._keys(objects, count),
+            ANY_PARTITION if wanted.partition is None else wanted.partition,
+            [timestamp_ms(field(o, wanted.timestamp_field)) for o in objects] if wanted.timestamp_field else None,
+            [wanted.headers] * count if wanted.headers else None,
+        )
+        if wanted.route is None:
+            yield whole
+        else:
+            yield from self._routed(whole, objects)
+
+    def _values(self, batch: InputBatch) -> list[bytes | None]:
+        wanted = self.wanted
+        values: list[bytes | None] = list(batch.values)
+        if wanted.value_fields:
+            names = wanted.value_fields
+            values = [msgspec.json.encode([field(o, name) for name in names]) for o in batch.objects or []]
+        if wanted.null_value is not None:
+            values = [None if value == wanted.null_value else value for value in values]
+        return values
+
+    def _keys(self, objects: Sequence[Any], count: int) -> list[bytes | None] | None:
+        wanted = self.wanted
+        if wanted.key_field:
+            return [key_bytes(field(o, wanted.key_field)) for o in objects]
+        if wanted.key is not None:
+            return [wanted.key] * count
+        if wanted.random_key:
+            low, high = wanted.random_key
+            return [str(self._random.randint(low, high)).encode() for _ in range(count)]
+        return None
+
+    def _routed(self, whole: Outgoing, objects: Sequence[Any]) -> Iterator[Outgoing]:
+        places: dict[str, list[int]] = {}
+        partitions: list[int] = []
+        for at, record in enumerate(objects):
+            topic, partition = self._target(record)
+            places.setdefault(topic, []).append(at)
+            partitions.append(partition)
+        for topic, rows in places.items():
+            yield Outgoing(
+                topic,
+                [whole.values[at] for at in rows],
+                [whole.keys[at] for at in rows] if whole.keys is not None else None,
+                [partitions[at] for at in rows],
+                [whole.timestamps_ms[at] for at in rows] if whole.timestamps_ms is not None else None,
+                [whole.headers[at] for at in rows] if whole.headers is not None else None,
+            )
+
+    def _target(self, record: Any) -> tuple[str, int]:
+        route = self.wanted.route
+        if not isinstance(route, Route):
+            decided = route(record) if route else ANY_PARTITION
+            return decided if isinstance(decided, tuple) else (self.topic, int(decided))
+        value = str(field(record, route.field))
+        target = route.table.get(value) or route.table.get("*")
+        if target is None:
+            raise Failed(
+                f"the route has no entry for {route.field} = {value!r}",
+                why=f"it has {', '.join(route.table)}",
+                hint="add an entry for it, or *=TOPIC for all the others",
+            )
+        topic, partitions = target
+        if not partitions:
+            return topic, ANY_PARTITION
+        turn = self._turns.setdefault(value if value in route.table else "*", itertools.cycle(partitions))
+        return topic, next(turn)
+
+
+def parse_route(text: str, topic: str) -> Route | RouteFunction:
+    """`species:setosa=iris/1,versicolor=iris/0+1,*=rest`, or `file.py:function`."""
+    if re.fullmatch(r".+\.py:\w+", text):
+        return _function_in(text)
+    name, colon, rest = text.partition(":")
+    entries = [entry.partition("=") for entry in rest.split(",") if entry]
+    if not colon or not entries or not all(equals for _, equals, _ in entries):
+        raise UsageError(
+            f"the route {text!r} cannot be read",
+            hint="FIELD:VALUE=TOPIC/PARTITION,…  as in species:setosa=iris/1,versicolor=iris/0+1  or FILE.py:FUNCTION",
+        )
+    return Route(name, {value: _target(target, topic) for value, _, target in entries})
+
+
+def _target(text: str, default_topic: str) -> Target:
+    topic, slash, partitions = text.partition("/")
+    try:
+        return topic or default_topic, tuple(int(p) for p in partitions.split("+")) if slash else ()
+    except ValueError:
+        raise UsageError(f"{text!r} is no target of a route", hint="TOPIC, TOPIC/1 or TOPIC/0+1") from None
+
+
+def _function_in(text: str) -> RouteFunction:
+    path, _, name = text.rpartition(":")
+    spec = importlib.util.spec_from_file_location("headrace_route", path)
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise UsageError(f"the route file {path} does not exist")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function: RouteFunction | None = getattr(module, name, None)
+    if not callable(function):
+        raise UsageError(f"{path} has no function {name!r}")
+    return function
+
+
+def timestamp_ms(value: Any) -> int:
+    """Milliseconds since 1970: from seconds, milliseconds or ISO 8601 text (UTC unless it says otherwise)."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        pass
+    else:
+        # Seconds reach 1e11 in the year 5138; milliseconds passed it in 1973.
+        return int(number if abs(number) >= 1e11 else number * 1000)
+    try:
+        when = datetime.fromisoformat(str(value))
+    except ValueError:
+        raise Failed(f"{value!r} is no time", hint="seconds or milliseconds since 1970, or ISO 8601") from None
+    return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def encode_value(value: Any) -> bytes | None:
+    """A Python object as a record's value: bytes and text as they are, None as a tombstone, the rest as JSON.
+
+    NumPy scalars and arrays serialise like the numbers and lists they hold.
+    """
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    return msgspec.json.encode(value, enc_hook=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's and pandas' objects know their plain Python form."""
+    for method in ("tolist", "item", "isoformat"):
+        if hasattr(value, method):
+            return getattr(value, method)()
+    raise UsageError(f"a {type(value).__name__} cannot be sent as JSON", hint="send bytes, text or plain objects")

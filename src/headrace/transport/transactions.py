@@ -1,0 +1,302 @@
+"""Transactions: records of one or several topics that become visible together, or not at all.
+
+    with transaction(cluster, "transfer-1") as tx:
+        tx.send("debits", {"amount": 5})
+        tx.send("credits", {"amount": 5})
+
+A transaction that Kafka wants aborted is aborted and tried again; one whose producer was fenced by a newer one with the
+same id stops, because going on would fence that one in turn. Where the outcome of a commit cannot be known (the
+coordinator died while it answered), it is reported as unknown and never guessed.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from headrace.errors import Failed, HeadraceError, UsageError
+from headrace.transport.admin import Admin
+from headrace.transport.client import Connection, HasBootstrap, connect, unreachable
+from headrace.transport.inputs import InputOptions, RecordReader
+from headrace.transport.shaping import encode_value
+
+Outcome = Literal["committed", "aborted", "fenced", "unknown"]
+
+_ATTEMPTS = 3
+_ANSWER_S = 30.0
+
+
+@dataclass(frozen=True)
+class TransactionPlan:
+    """How records are put into transactions, and how each one ends."""
+
+    size: int = 4
+    wait_s: float = 0.0
+    commit_probability: float = 1.0
+    seed: int | None = None
+    #: With several topics each transaction has `per_topic` records of each, and `size` is not used.
+    topics: Sequence[str] = ()
+    per_topic: int = 2
+    transactional_id: str | None = None
+
+    def check(self) -> None:
+        if self.size < 1 or self.per_topic < 1:
+            raise UsageError("a transaction needs at least one record")
+        if not 0 <= self.commit_probability <= 1:
+            raise UsageError(
+                f"{self.commit_probability} is no probability", hint="0 (always abort) to 1 (always commit)"
+            )
+
+    def places(self, topic: str) -> list[str]:
+        """The topic of each record of a transaction, in order."""
+        return [name for name in self.topics for _ in range(self.per_topic)] if self.topics else [topic] * self.size
+
+
+@dataclass(frozen=True)
+class TransactionResult:
+    """One transaction: how it ended, and where its records lie (topic, partition, offset)."""
+
+    number: int
+    outcome: Outcome
+    records: int
+    offsets: tuple[tuple[str, int, int], ...] = ()
+    attempts: int = 1
+    reason: str | None = None
+
+
+@dataclass
+class TransactionReport:
+    """All transactions of one run."""
+
+    transactional_id: str
+    transactions: list[TransactionResult] = field(default_factory=list)
+    seconds: float = 0.0
+    interrupted: bool = False
+    error: HeadraceError | None = None
+
+    def records(self, outcome: Outcome) -> int:
+        """How many records are in transactions that ended so."""
+        return sum(t.records for t in self.transactions if t.outcome == outcome)
+
+
+class Transaction:
+    """An open transaction: records can be sent in it."""
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+        self.offsets: list[tuple[str, int, int]] = []
+        self.sent = 0
+
+    def send(self, topic: str, value: Any, *, key: str | bytes | None = None, partition: int = -1) -> None:
+        """The record is part of the transaction. Objects become JSON, as with `produce`."""
+        self._producer.produce(topic, encode_value(value), key, partition, on_delivery=self._delivered)
+        self.sent += 1
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        if error is None:
+            self.offsets.append((message.topic(), message.partition(), message.offset()))
+
+
+@contextmanager
+def transaction(
+    where: HasBootstrap | str, transactional_id: str | None = None, settings: Mapping[str, Any] | None = None
+) -> Iterator[Transaction]:
+    """A transaction around the block: committed at its end, aborted if it raises."""
+    producer = _Transactional(connect(where), transactional_id or f"headrace-{uuid.uuid4().hex[:12]}", settings)
+    opened = producer.begin()
+    try:
+        yield opened
+    except BaseException:
+        producer.abort()
+        raise
+    producer.commit()
+
+
+def produce_in_transactions(
+    where: HasBootstrap | str,
+    topic: str,
+    source: str | Path | BinaryIO | Iterable[Any],
+    plan: TransactionPlan,
+    *,
+    input_options: InputOptions | None = None,
+    settings: Mapping[str, Any] | None = None,
+    on_result: Callable[[TransactionResult], None] | None = None,
+) -> TransactionReport:
+    """Every record of `source` was in a transaction; the report lists each one as committed or aborted."""
+    plan.check()
+    connection = connect(where)
+    admin = Admin(connection)
+    for name in dict.fromkeys(plan.places(topic)):
+        admin.topic(name)
+    run = _Run(connection, plan, settings, on_result)
+    began = time.monotonic()
+    try:
+        run.all(topic, _values(source, input_options))
+    except KeyboardInterrupt:
+        run.report.interrupted = True
+    except HeadraceError as error:
+        run.report.error = error
+    run.report.seconds = time.monotonic() - began
+    return run.report
+
+
+def _values(source: Any, options: InputOptions | None) -> Iterator[Any]:
+    if isinstance(source, (str, Path)) or hasattr(source, "read"):
+        with RecordReader(source, options) as reader:
+            for batch in reader:
+                yield from batch.values
+    else:
+        yield from source
+
+
+class _Run:
+    """One call of `produce_in_transactions`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        plan: TransactionPlan,
+        settings: Mapping[str, Any] | None,
+        on_result: Callable[[TransactionResult], None] | None,
+    ) -> None:
+        self.plan = plan
+        self.on_result = on_result
+        self.coin = random.Random(plan.seed)  # noqa: S311 - a coin for an experiment, not for a secret
+        name = plan.transactional_id or f"headrace-{uuid.uuid4().hex[:12]}"
+        self.report = TransactionReport(name)
+        self.producer = _Transactional(connection, name, settings)
+
+    def all(self, topic: str, values: Iterator[Any]) -> None:
+        places = self.plan.places(topic)
+        number = 0
+        while chunk := list(islice(values, len(places))):
+            number += 1
+            wants_commit = self.coin.random() < self.plan.commit_probability
+            result = self._one(number, list(zip(places, chunk, strict=False)), wants_commit=wants_commit)
+            self.report.transactions.append(result)
+            if self.on_result:
+                self.on_result(result)
+            if result.outcome == "fenced":
+                raise Failed(
+                    f"transaction {number} was fenced",
+                    why=f"another producer with the transactional id {self.report.transactional_id!r} has taken over",
+                    hint="give each producer an id of its own: --transactional-id",
+                )
+
+    def _one(self, number: int, records: list[tuple[str, Any]], *, wants_commit: bool) -> TransactionResult:
+        reason: str | None = None
+        for attempt in range(1, _ATTEMPTS + 1):
+            opened: Transaction | None = None
+            try:
+                opened = self.producer.begin()
+                for topic, value in records:
+                    opened.send(topic, value)
+                # On disk before the coin falls: an aborted record is in the log too, only never visible.
+                self.producer.flush()
+                time.sleep(self.plan.wait_s)
+                (self.producer.commit if wants_commit else self.producer.abort)()
+            except _MustAbort as error:
+                reason = str(error)
+                self.producer.recover()
+                continue
+            except _Fenced as error:
+                return TransactionResult(number, "fenced", len(records), reason=str(error), attempts=attempt)
+            except _OutcomeUnknown as error:
+                self.producer.recover()
+                return TransactionResult(number, "unknown", len(records), reason=str(error), attempts=attempt)
+            except KeyboardInterrupt:
+                self.producer.recover()
+                raise
+            outcome: Outcome = "committed" if wants_commit else "aborted"
+            return TransactionResult(number, outcome, len(records), tuple(sorted(opened.offsets)), attempt, reason)
+        return TransactionResult(number, "aborted", len(records), reason=reason, attempts=_ATTEMPTS)
+
+
+class _MustAbort(Failed):
+    """The transaction cannot be committed any more, a new one can be begun."""
+
+
+class _Fenced(Failed):
+    """Another producer has this transactional id now."""
+
+
+class _OutcomeUnknown(Failed):
+    """The commit was asked for, and nobody answered whether it took place."""
+
+
+class _Transactional:
+    """A transactional producer that can be made anew under the same id."""
+
+    def __init__(self, connection: Connection, name: str, settings: Mapping[str, Any] | None) -> None:
+        self._connection = connection
+        self._settings = {
+            "transactional.id": name,
+            "transaction.timeout.ms": 60_000,
+            **(settings or {}),
+        }
+        self._producer: Any = None
+        self._open()
+
+    def _open(self) -> None:
+        self._producer = self._connection.producer(self._settings)
+        self._call(lambda: self._producer.init_transactions(_ANSWER_S))
+
+    def begin(self) -> Transaction:
+        self._call(self._producer.begin_transaction)
+        return Transaction(self._producer)
+
+    def flush(self) -> None:
+        """Every record is in the log. Why one is not, the next call of the transaction tells."""
+        self._call(lambda: self._producer.flush(_ANSWER_S))
+
+    def commit(self) -> None:
+        self._call(lambda: self._producer.commit_transaction(_ANSWER_S), deciding=True)
+
+    def abort(self) -> None:
+        self._call(lambda: self._producer.abort_transaction(_ANSWER_S))
+
+    def recover(self) -> None:
+        """The open transaction is aborted; if the client cannot do even that, a new one takes its place.
+
+        A new producer under the same id makes the coordinator end whatever the old one left open.
+        """
+        try:
+            self._call(lambda: self._producer.abort_transaction(_ANSWER_S))
+        except Failed:
+            self._open()
+
+    def _call(self, call: Callable[[], object], *, deciding: bool = False) -> None:
+        """The call succeeded, having been repeated while Kafka said that it may be."""
+        from confluent_kafka import KafkaError, KafkaException
+
+        deadline = time.monotonic() + 2 * _ANSWER_S
+        while True:
+            try:
+                call()
+            except (KafkaException, SystemError) as exception:
+                # A fatal error that is raised from inside a callback arrives wrapped.
+                told = exception if isinstance(exception, KafkaException) else exception.__cause__
+                if not isinstance(told, KafkaException):
+                    raise
+                error = told.args[0]
+                fenced = {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
+                if error.code() in fenced:
+                    raise _Fenced(error.str()) from None
+                if error.retriable() and time.monotonic() < deadline:
+                    continue
+                if error.txn_requires_abort():
+                    raise _MustAbort(error.str()) from None
+                if deciding:
+                    raise _OutcomeUnknown(error.str()) from None
+                if error.fatal() or not error.retriable():
+                    raise Failed("the transaction failed", why=f"{error.str()} ({error.name()})") from None
+                raise unreachable(self._connection.bootstrap, error.str()) from None
+            else:
+                return

@@ -1,0 +1,242 @@
+"""Records out of topics: where reading begins and ends, groups and their members, filters, forms."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import pyarrow.parquet as pq
+import pytest
+from kafka import KafkaProducer
+
+from headrace.cluster import Cluster
+from headrace.errors import UsageError
+from headrace.runtime.waiting import eventually
+from headrace.transport.admin import Admin
+from headrace.transport.consume import ConsumeOptions, consume, consume_arrow, reading
+from headrace.transport.offsets import Start, Until
+from headrace.transport.produce import ProduceOptions, produce
+from headrace.transport.records import Filter
+from headrace.transport.shaping import Shaping
+from tests.conftest import Headrace
+
+MakeTopic = Callable[..., str]
+
+
+@pytest.fixture
+def thousand(headrace_cluster: Cluster, headrace_topic: MakeTopic) -> str:
+    """A topic of three partitions with 1,000 numbers and random keys 1 to 5."""
+    topic = headrace_topic(partitions=3)
+    options = ProduceOptions(shaping=Shaping(random_key=(1, 5), seed=1))
+    assert produce(headrace_cluster, topic, ({"n": n} for n in range(1000)), options=options).complete
+    return topic
+
+
+def test_everything_once_without_a_group(headrace_cluster: Cluster, thousand: str) -> None:
+    values = [json.loads(r.value or b"")["n"] for r in consume(headrace_cluster, thousand)]
+    assert sorted(values) == list(range(1000))
+
+
+def test_a_group_goes_on_where_it_stands(headrace_cluster: Cluster, thousand: str) -> None:
+    assert len(list(consume(headrace_cluster, thousand, group=f"{thousand}-g"))) == 1000
+    assert list(consume(headrace_cluster, thousand, group=f"{thousand}-g")) == []
+    produce(headrace_cluster, thousand, [{"n": -1}])
+    assert [r.value for r in consume(headrace_cluster, thousand, group=f"{thousand}-g")] == [b'{"n":-1}']
+    assert len(list(consume(headrace_cluster, thousand, group=f"{thousand}-other"))) == 1001
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_members_share_the_partitions(
+    headrace_cluster: Cluster, thousand: str, protocol: Literal["classic", "consumer"]
+) -> None:
+    options = ConsumeOptions(group=f"{thousand}-{protocol}", members=5, protocol=protocol)
+    run = reading(headrace_cluster, [thousand], options=options)
+    places = Counter((m.partition(), m.offset()) for batch in run.batches() for m in batch.messages)
+    assert len(places) == 1000
+    assert max(places.values()) == 1
+    owners = {(topic, partition): member for member, topic, partition in run.report.spans}
+    assert len(owners) == 3, "three partitions, each read by one member"
+    # The classic protocol tells also those who got nothing; the new one has nothing to tell them.
+    assert len({event.member for event in run.report.ownership}) == (5 if protocol == "classic" else 3)
+
+
+def test_a_killed_member_loses_nothing(headrace_cluster: Cluster, thousand: str, run: Headrace) -> None:
+    """SIGKILL in the middle: what was written out before and after makes the whole, at least once."""
+    group = ("--group", f"{thousand}-killed", "--bootstrap", headrace_cluster.bootstrap)
+    out = run.folder / "first.txt"
+    process = run.start(
+        "consume", thousand, *group, "-f", "-o", out, "--set", "session.timeout.ms=6000"
+    )  # fmt: skip
+    eventually(lambda: out.exists() and out.stat().st_size > 0, 60)
+    process.kill()
+    process.communicate()
+    second = run("consume", thousand, *group, "--until", "idle:12s")
+    assert second.code == 0
+    lines = out.read_text().splitlines() + second.out.splitlines()
+    assert {json.loads(line)["n"] for line in lines} == set(range(1000))
+
+
+def test_from_an_offset_and_from_a_time(headrace_cluster: Cluster, headrace_topic: MakeTopic) -> None:
+    topic = headrace_topic()
+    shaping = ProduceOptions(shaping=Shaping(timestamp_field="at"))
+    produce(headrace_cluster, topic, [{"at": 1_600_000_000 + n} for n in range(100)], options=shaping)
+    assert [r.offset for r in consume(headrace_cluster, topic, start="95")] == [95, 96, 97, 98, 99]
+    at = ConsumeOptions(start=Start("time", 1_600_000_090_000), until=Until("time", 1_600_000_093_000))
+    assert [r.offset for r in consume(headrace_cluster, topic, options=at)] == [90, 91, 92]
+    assert list(consume(headrace_cluster, topic, start="end")) == []
+    clamped = reading(headrace_cluster, [topic], start="500")
+    assert list(clamped.batches()) == []
+    assert clamped.report.notes == [f"{topic}/0 has offsets 0 to 100: reading from 100"]
+
+
+def test_only_chosen_partitions(headrace_cluster: Cluster, thousand: str) -> None:
+    options = ConsumeOptions(partitions=[1])
+    assert {r.partition for r in consume(headrace_cluster, thousand, options=options)} == {1}
+    with pytest.raises(UsageError, match="has no partition 9"):
+        list(consume(headrace_cluster, thousand, options=ConsumeOptions(partitions=[9])))
+
+
+def test_keys_are_chosen_and_a_key_that_is_not_there_gives_nothing(
+    headrace_cluster: Cluster, thousand: str, run: Headrace
+) -> None:
+    where = ("--bootstrap", headrace_cluster.bootstrap)
+    counts = Counter(r.key for r in consume(headrace_cluster, thousand))
+    two = run("consume", thousand, *where, "--key", "1", "--key", "3", "--check-order", "n")
+    assert len(two.out.splitlines()) == counts[b"1"] + counts[b"3"]
+    assert f"n ascends within each key: {counts[b'1'] + counts[b'3']} records checked" in two.err
+    none = run("consume", thousand, *where, "--key", "99")
+    assert (none.code, none.out) == (0, "")
+    assert "0 of them were wanted" in none.err
+
+
+def test_header_and_value_filters(headrace_cluster: Cluster, headrace_topic: MakeTopic) -> None:
+    topic = headrace_topic()
+    for colour in (b"red", b"blue"):
+        options = ProduceOptions(shaping=Shaping(headers=[("colour", colour)]))
+        produce(headrace_cluster, topic, ["apple", "plum"], options=options)
+    wanted = ConsumeOptions(filter=Filter(headers={"colour": b"red"}, contains=[b"pp"]))
+    (record,) = consume(headrace_cluster, topic, options=wanted)
+    assert (record.value, record.headers) == (b"apple", (("colour", b"red"),))
+
+
+def test_count_is_exact_and_commits_only_what_was_handed_on(headrace_cluster: Cluster, thousand: str) -> None:
+    group = f"{thousand}-count"
+    first = [(r.partition, r.offset) for r in consume(headrace_cluster, thousand, group=group, until="count:7")]
+    rest = [(r.partition, r.offset) for r in consume(headrace_cluster, thousand, group=group)]
+    assert len(first) == 7
+    assert len(rest) == 993
+    assert not set(first) & set(rest)
+
+
+def test_an_abandoned_iteration_leaves_the_rest_to_the_next(headrace_cluster: Cluster, thousand: str) -> None:
+    """Breaking off in the middle of a batch hands the whole batch to the next reader: twice, rather than never."""
+    group = f"{thousand}-broken"
+    seen = []
+    stream = consume(headrace_cluster, thousand, group=group)
+    for record in stream:
+        seen.append((record.partition, record.offset))
+        if len(seen) == 10:
+            break
+    stream.close()  # type: ignore[attr-defined]
+    rest = {(r.partition, r.offset) for r in consume(headrace_cluster, thousand, group=group)}
+    assert len(rest | set(seen)) == 1000
+
+
+def test_json_lines_have_everything(headrace_cluster: Cluster, headrace_topic: MakeTopic, run: Headrace) -> None:
+    topic = headrace_topic()
+    producer = KafkaProducer(bootstrap_servers=headrace_cluster.bootstrap)
+    producer.send(topic, key=b"\xff", value="grün".encode(), headers=[("h", b"1")], timestamp_ms=1_600_000_000_000)
+    producer.close()
+    done = run("consume", topic, "--json", "--bootstrap", headrace_cluster.bootstrap)
+    assert json.loads(done.out) == {
+        "topic": topic, "partition": 0, "offset": 0, "timestamp": 1_600_000_000_000, "timestamp_type": "create",
+        "key": {"base64": "/w=="}, "value": "grün", "headers": [{"name": "h", "value": "1"}], "member": 1,
+    }  # fmt: skip
+
+
+def test_forms_by_suffix(headrace_cluster: Cluster, thousand: str, run: Headrace) -> None:
+    where = ("--bootstrap", headrace_cluster.bootstrap)
+    for name in ("out.csv", "out.parquet", "out.ndjson", "out.txt"):
+        assert run("consume", thousand, *where, "-o", name).code == 0
+    assert len((run.folder / "out.csv").read_text().splitlines()) == 1001
+    assert pq.read_table(run.folder / "out.parquet").num_rows == 1000
+    assert "offset" in json.loads((run.folder / "out.ndjson").read_text().splitlines()[0])
+    assert json.loads((run.folder / "out.txt").read_text().splitlines()[0]).keys() == {"n"}
+    formatted = run("consume", thousand, *where, "--format", r"%p %o\n", "--partition", "2")
+    assert formatted.out.splitlines()[:2] == ["2 0", "2 1"]
+
+
+def test_arrow_batches(headrace_cluster: Cluster, thousand: str) -> None:
+    batches = list(consume_arrow(headrace_cluster, thousand))
+    assert sum(batch.num_rows for batch in batches) == 1000
+    assert batches[0].schema.names == ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
+
+
+def test_idle_leaves_after_the_silence(headrace_cluster: Cluster, thousand: str) -> None:
+    began = time.monotonic()
+    assert len(list(consume(headrace_cluster, thousand, until="idle:1s"))) == 1000
+    assert time.monotonic() - began >= 1
+
+
+def test_follow_shows_new_records_and_ctrl_c_ends_it(
+    headrace_cluster: Cluster, headrace_topic: MakeTopic, run: Headrace
+) -> None:
+    topic = headrace_topic()
+    process = run.start("consume", topic, "-f", "--bootstrap", headrace_cluster.bootstrap)
+    assert process.stdout
+    produce(headrace_cluster, topic, ["now"])
+    assert process.stdout.readline() == "now\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "processed a total of 1 record " in err
+
+
+def test_a_reader_that_has_enough_is_no_error(headrace_cluster: Cluster, thousand: str, run: Headrace) -> None:
+    """`headrace consume … | head -1`: the closed pipe ends it without a word about pipes."""
+    process = run.start("consume", thousand, "-f", "--bootstrap", headrace_cluster.bootstrap)
+    assert process.stdout
+    assert process.stderr
+    process.stdout.readline()
+    process.stdout.close()
+    produce(headrace_cluster, thousand, ["x" * 100_000])
+    assert process.wait(30) == 0
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.stdin
+    process.stdin.close()
+    assert "Traceback" not in said
+    assert "error" not in said
+
+
+def test_expired_records_are_not_passed_over_in_silence(headrace_cluster: Cluster, thousand: str) -> None:
+    group = f"{thousand}-late"
+    list(consume(headrace_cluster, thousand, group=group, until="count:1"))
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    client = AdminClient({"bootstrap.servers": headrace_cluster.bootstrap})
+    partitions = [p.partition for p in Admin(headrace_cluster).topic(thousand).partitions]
+    for future in client.delete_records([TopicPartition(thousand, p, 100) for p in partitions]).values():
+        future.result()
+    run = reading(headrace_cluster, [thousand], group=group)
+    read = sum(len(batch.messages) for batch in run.batches())
+    assert read == 1000 - 100 * len(partitions)
+    assert any("records expired before group" in note for note in run.report.notes)
+
+
+def test_contradictions_are_usage_errors(headrace_cluster: Cluster, thousand: str) -> None:
+    for options in (ConsumeOptions(members=2), ConsumeOptions(start=Start("committed"))):
+        with pytest.raises(UsageError):
+            reading(headrace_cluster, [thousand], options=options)
+
+
+def test_no_kafka_at_the_address(run: Headrace, tmp_path: Path) -> None:
+    done = run("consume", "t", "--bootstrap", "127.0.0.1:1")
+    assert done.code == 4
+    assert "no Kafka answers at 127.0.0.1:1" in done.err

@@ -1,0 +1,83 @@
+"""Transactions: what a read_committed consumer sees is what was committed, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from headrace.cluster import Cluster
+from headrace.transport.consume import ConsumeOptions, consume
+from headrace.transport.transactions import TransactionPlan, produce_in_transactions, transaction
+from tests.conftest import Headrace
+
+MakeTopic = Callable[..., str]
+
+
+def values(cluster: Cluster, topic: str, *, committed: bool) -> list[str]:
+    options = ConsumeOptions(isolation="committed" if committed else "uncommitted")
+    return sorted((r.value or b"").decode() for r in consume(cluster, topic, options=options))
+
+
+def test_the_coin_decides_and_the_readers_agree(headrace_cluster: Cluster, headrace_topic: MakeTopic) -> None:
+    topic = headrace_topic(partitions=2)
+    sent = [f"{n:03}" for n in range(80)]
+    report = produce_in_transactions(headrace_cluster, topic, sent, TransactionPlan(commit_probability=0.5, seed=7))
+    outcomes = [t.outcome for t in report.transactions]
+    assert len(outcomes) == 20
+    assert {"committed", "aborted"} == set(outcomes)
+    expected = [v for n, outcome in enumerate(outcomes) for v in sent[4 * n : 4 * n + 4] if outcome == "committed"]
+    assert values(headrace_cluster, topic, committed=True) == expected
+    assert values(headrace_cluster, topic, committed=False) == sent
+    again = produce_in_transactions(headrace_cluster, topic, sent, TransactionPlan(commit_probability=0.5, seed=7))
+    assert [t.outcome for t in again.transactions] == outcomes
+
+
+def test_a_transaction_over_two_topics_is_one(
+    headrace_cluster: Cluster, headrace_topic: MakeTopic, run: Headrace
+) -> None:
+    a, b = headrace_topic(), headrace_topic()
+    done = run(
+        "--json", "--bootstrap", headrace_cluster.bootstrap, "produce", a, "--topics", f"{a},{b}", "--per-topic", 2,
+        "--commit-probability", "0.5", "--seed", "3", stdin="\n".join(map(str, range(40))),
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    report = done.json()
+    committed = [t for t in report["transactions"] if t["outcome"] == "committed"]
+    assert 0 < len(committed) < 10
+    assert {place[0] for t in committed for place in t["offsets"]} == {a, b}
+    for topic in (a, b):
+        assert len(values(headrace_cluster, topic, committed=True)) == 2 * len(committed)
+        assert len(values(headrace_cluster, topic, committed=False)) == 20
+
+
+def test_a_block_commits_or_aborts(headrace_cluster: Cluster, headrace_topic: MakeTopic) -> None:
+    topic = headrace_topic()
+    with transaction(headrace_cluster, f"{topic}-1") as tx:
+        tx.send(topic, {"n": 1}, key="k")
+    with pytest.raises(RuntimeError, match="changed my mind"):
+        _send_and_raise(headrace_cluster, topic)
+    assert values(headrace_cluster, topic, committed=True) == ['{"n":1}']
+
+
+def _send_and_raise(cluster: Cluster, topic: str) -> None:
+    with transaction(cluster, f"{topic}-1") as tx:
+        tx.send(topic, {"n": 2})
+        raise RuntimeError("changed my mind")
+
+
+def test_the_older_of_two_producers_with_one_id_is_fenced(headrace_cluster: Cluster, headrace_topic: MakeTopic) -> None:
+    topic = headrace_topic()
+    plan = TransactionPlan(size=1, transactional_id=f"{topic}-id")
+
+    def source() -> object:
+        yield "before"
+        with transaction(headrace_cluster, f"{topic}-id") as newer:
+            newer.send(topic, "newer")
+        yield "after"
+
+    report = produce_in_transactions(headrace_cluster, topic, source(), plan)  # type: ignore[arg-type]
+    assert [t.outcome for t in report.transactions] == ["committed", "fenced"]
+    assert report.error is not None
+    assert "was fenced" in report.error.problem
+    assert values(headrace_cluster, topic, committed=True) == ["before", "newer"]

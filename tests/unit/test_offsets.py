@@ -1,0 +1,37 @@
+"""Places in a log as people write them."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+import pytest
+
+from headrace.errors import UsageError
+from headrace.transport.offsets import Start, Until, parse_span
+
+
+def test_starts() -> None:
+    assert Start.parse("beginning") == Start("beginning")
+    assert Start.parse("1500") == Start("offset", 1500)
+    when = Start.parse("2026-05-01T12:00")
+    assert when == Start("time", int(datetime(2026, 5, 1, 12).timestamp() * 1000))
+    ago = Start.parse("-15min")
+    assert abs(ago.value / 1000 - (time.time() - 900)) < 60
+
+
+def test_untils() -> None:
+    assert Until.parse("end") == Until("end")
+    assert Until.parse("idle:10s") == Until("idle", 10.0)
+    assert Until.parse("count:100") == Until("count", 100)
+
+
+@pytest.mark.parametrize("text", ["soon", "idle:", "idle:x", "count:x", "12.5.2026"])
+def test_what_is_no_place_is_said(text: str) -> None:
+    with pytest.raises(UsageError, match="is no"):
+        Until.parse(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("250ms", 0.25), ("2s", 2), ("10min", 600), ("1h", 3600), ("1.5", 1.5)])
+def test_spans(text: str, seconds: float) -> None:
+    assert parse_span(text) == pytest.approx(seconds)

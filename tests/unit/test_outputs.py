@@ -1,0 +1,146 @@
+"""Records as text and files."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.errors import Failed, UsageError
+from headrace.transport.consume import Batch
+from headrace.transport.outputs import (
+    CSV_HEADING,
+    OrderCheck,
+    ParquetWriter,
+    StreamWriter,
+    encode_csv,
+    encode_ndjson,
+    format_encoder,
+    shown,
+    table_encoder,
+    values_encoder,
+)
+
+
+class Read:
+    """A record as the client hands it over: our own seam to confluent-kafka's Message."""
+
+    def __init__(self, value: bytes | None, key: bytes | None = None, offset: int = 0, headers: Any = None) -> None:
+        self._parts = (value, key, offset, headers)
+
+    def topic(self) -> str:
+        return "t"
+
+    def partition(self) -> int:
+        return 3
+
+    def offset(self) -> int:
+        return self._parts[2]
+
+    def timestamp(self) -> tuple[int, int]:
+        return (1, 1_600_000_000_000)
+
+    def key(self) -> bytes | None:
+        return self._parts[1]
+
+    def value(self) -> bytes | None:
+        return self._parts[0]
+
+    def headers(self) -> Any:
+        return self._parts[3]
+
+
+def batch(*messages: Read) -> Batch:
+    return Batch(1, list(messages))
+
+
+def test_ndjson_holds_everything_and_any_bytes() -> None:
+    line = json.loads(encode_ndjson(batch(Read(b"\xff\x00", "ü".encode(), 7, [("h", b"v"), ("n", None)]))))
+    assert line == {
+        "topic": "t", "partition": 3, "offset": 7, "timestamp": 1_600_000_000_000, "timestamp_type": "create",
+        "key": "ü", "value": {"base64": "/wA="}, "headers": [{"name": "h", "value": "v"}, {"name": "n", "value": None}],
+        "member": 1,
+    }  # fmt: skip
+
+
+def test_format_strings() -> None:
+    encode = format_encoder(r"%t/%p@%o %k=%v 100%%\n")
+    assert encode(batch(Read(b"v", b"k", 5))) == b"t/3@5 k=v 100%\n"
+    with pytest.raises(UsageError, match="unknown field %x"):
+        format_encoder("%x")
+
+
+def test_values_and_table_show_bytes_safely() -> None:
+    assert values_encoder()(batch(Read(b"a"), Read(None))) == b"a\n\n"
+    assert shown(b"tab\there \xff\x1b[31m") == "tab\\there \\xff\\x1b[31m"
+    line = table_encoder(60)(batch(Read(b"x" * 500, b"key"))).decode()
+    assert len(line) <= 80
+    assert line.endswith("…\n")
+
+
+def test_csv_quotes_what_it_must() -> None:
+    out = io.BytesIO()
+    writer = StreamWriter(out, encode_csv, heading=CSV_HEADING)
+    writer.write(batch(Read(b'{"a":"x,y"}', b"k", 1)))
+    writer.close()
+    assert out.getvalue().decode().splitlines() == [
+        "topic,partition,offset,timestamp,key,value,headers",
+        't,3,1,2020-09-13T12:26:40.000+00:00,k,"{""a"":""x,y""}",',
+    ]
+
+
+def test_a_full_disk_is_said() -> None:
+    with Path("/dev/full").open("wb", buffering=0) as full, pytest.raises(Failed, match="disk is full"):
+        StreamWriter(full, values_encoder()).write(batch(Read(b"x")))
+
+
+def test_a_file_that_cannot_grow_keeps_whole_batches_only(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = tmp_path / "out"
+    with path.open("wb", buffering=0) as stream:
+        writer = StreamWriter(stream, values_encoder())
+        writer.write(batch(Read(b"x" * 600)))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+        try:
+            with pytest.raises(Failed, match="cannot be written"):
+                writer.write(batch(Read(b"y" * 600)))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_bytes() == b"x" * 600 + b"\n"
+
+
+def test_a_closed_pipe_is_left_to_the_error_boundary() -> None:
+    reader, writing = os.pipe()
+    os.close(reader)
+    with os.fdopen(writing, "wb", buffering=0) as stream:
+        writer = StreamWriter(stream, values_encoder())
+        with pytest.raises(BrokenPipeError):
+            writer.write(batch(Read(b"x")))
+
+
+def test_parquet_appears_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "out.parquet"
+    writer = ParquetWriter(path)
+    writer.write(batch(Read(b"\xff", b"k", 1, [("h", b"v")]), Read(None, None, 2)))
+    assert not path.exists()
+    writer.close()
+    table = pq.read_table(path).to_pylist()
+    assert [(row["offset"], row["key"], row["value"], row["headers"]) for row in table] == [
+        (1, b"k", b"\xff", [("h", b"v")]),
+        (2, None, None, []),
+    ]
+
+
+def test_order_is_checked_within_a_key_and_numbers_are_numbers() -> None:
+    check = OrderCheck("n")
+    check.see(batch(Read(b'{"n":"9"}', b"a"), Read(b'{"n":"10"}', b"a"), Read(b'{"n":"1"}', b"b")))
+    assert (check.checked, check.violations) == (3, 0)
+    check.see(batch(Read(b'{"n":"3"}', b"a", offset=12)))
+    assert check.violations == 1
+    assert check.first == "key a: n = 3.0 after 10.0 (t/3 at 12)"
