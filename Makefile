@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint bench lock clean
+.PHONY: demo test lint docs bench lock clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/headrace demo
@@ -18,6 +18,9 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.dev
+	$(BIN)/python docs/generate.py
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench.startup
