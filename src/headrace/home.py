@@ -131,16 +131,16 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
     write_private(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The document, or None if there is no such file. A damaged file is an error, never a guess."""
+def read_json(path: Path, hint: str | None = None) -> dict[str, Any] | None:
+    """The document, or None if there is no such file. A damaged file is an error (with `hint`), never a guess."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (ValueError, OSError) as error:
-        raise SetupError(f"{path} cannot be read", why=str(error)) from error
+        raise SetupError(f"{path} cannot be read", why=str(error), hint=hint) from error
     if not isinstance(document, dict):
-        raise SetupError(f"{path} is damaged", why="it does not hold a JSON object")
+        raise SetupError(f"{path} is damaged", why="it does not hold a JSON object", hint=hint)
     return document
 
 

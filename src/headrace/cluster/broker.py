@@ -13,15 +13,15 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 
+from headrace.cluster.node import NodeProcess, cause, java_properties
 from headrace.cluster.spec import ClusterSpec, Node, new_uuid
-from headrace.errors import ConfigError, NodeFailed, SetupError
+from headrace.errors import ConfigError, SetupError
 from headrace.home import Home, write_private
 from headrace.runtime.archive import ClassArchive
 from headrace.runtime.java import Java
-from headrace.runtime.process import Supervised, plain_environment
+from headrace.runtime.process import plain_environment
 
 # What makes a node the node it is: set by headrace alone.
 _OWN = {
@@ -40,10 +40,11 @@ _HOW_TO_SET_OWN = {
 }
 
 # C1 only and the serial collector: 3.0 s instead of 5.6 s until three brokers take writes on two cores.
-# The heap is small on purpose: a broker's cache is the system's page cache, not its heap.
+# The heap is small on purpose: a broker's cache is the system's page cache, not its heap. It begins with a young
+# generation that holds most of a start's garbage: one collection instead of five, a twentieth of the start's CPU time.
 _JVM = (
-    "-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Xss512k",
-    "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true", "-Dfile.encoding=UTF-8",
+    "-Xms96m", "-XX:NewSize=32m", "-Xmx512m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+    "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true", "-Dfile.encoding=UTF-8",
 )  # fmt: skip
 
 
@@ -68,9 +69,11 @@ def local_profile(brokers: int) -> dict[str, str]:
         "share.coordinator.state.topic.num.partitions": "3",
         # A dead leader costs at most three seconds of writes, also when it was the active controller: then
         # detection (fetch timeout), election and the new controller's own session timeout come one after another.
-        "broker.heartbeat.interval.ms": "250",
-        "broker.session.timeout.ms": "1200",
-        "controller.quorum.fetch.timeout.ms": "700",
+        "broker.heartbeat.interval.ms": "200",
+        "broker.session.timeout.ms": "1000",
+        # A leader without news holds a follower's fetch for 500 ms: with a fetch timeout near that, a busy machine
+        # elects one controller after another and writes stop for half a minute.
+        "controller.quorum.fetch.timeout.ms": "800",
         "controller.quorum.election.timeout.ms": "400",
         "controller.quorum.election.backoff.max.ms": "200",
         "controller.quorum.request.timeout.ms": "1000",
@@ -114,51 +117,19 @@ def data_folder(home: Home, node: Node) -> Path:
     return home.node(node.name) / "data"
 
 
-def java_properties(values: Mapping[str, str]) -> str:
-    """The text of a Java properties file: Latin-1 with escapes, whatever letters the values have."""
-
-    def escaped(text: str, specials: str) -> str:
-        out = []
-        for unit in text.encode("utf-16-be").hex(" ", 2).split():
-            code = int(unit, 16)
-            char = chr(code)
-            if char in specials:
-                out.append("\\" + char)
-            elif 0x20 <= code < 0x7F:
-                out.append(char)
-            else:
-                out.append(f"\\u{code:04x}")
-        return "".join(out)
-
-    def value_text(value: str) -> str:
-        text = escaped(value, "\\")
-        return "\\" + text if text.startswith(" ") else text
-
-    return "".join(f"{escaped(name, ' :=#!')}={value_text(value)}\n" for name, value in values.items())
-
-
-class Broker:
-    """The process of one node. `Cluster` decides when; this class knows how."""
+class Broker(NodeProcess):
+    """A broker, a controller, or both in one. `Cluster` decides when; this class knows how."""
 
     def __init__(self, home: Home, spec: ClusterSpec, node: Node) -> None:
-        self.home = home
+        super().__init__(home, node.name)
         self.spec = spec
         self.node = node
-        self.folder = home.node(node.name)
         self.data = data_folder(home, node)
-        self.log = self.folder / "server.log"
-        self.output = self.folder / "output.log"
-        self.settings_file = self.folder / "server.properties"
-        self.class_list = self.folder / "classes.lst"
-        self.process = Supervised(self.folder)
 
     def write_files(self, settings: Mapping[str, str]) -> None:
         """The node's folder is there with its configuration as of now."""
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        text = java_properties(properties(self.home, self.spec, self.node, settings))
-        write_private(self.settings_file, text)
-        logging = resources.files("headrace.cluster").joinpath("log4j2.properties").read_text(encoding="utf-8")
-        write_private(self.folder / "log4j2.properties", logging)
+        self.write_folder()
+        write_private(self.settings_file, java_properties(properties(self.home, self.spec, self.node, settings)))
 
     def configured_otherwise(self, settings: Mapping[str, str]) -> bool:
         """True if the running process was started with other settings than these."""
@@ -171,7 +142,9 @@ class Broker:
     def format(self, checkpoint: Path) -> None:
         """The data folder is a formatted, empty one of this cluster. Kafka refuses to start in any other."""
         self.data.mkdir(mode=0o700, exist_ok=True)
-        shutil.copyfile(checkpoint, self.data / "bootstrap.checkpoint")
+        first = self.data / "bootstrap.checkpoint"
+        shutil.copyfile(checkpoint, first)
+        first.chmod(0o600)
         meta = {
             "version": "1",
             "cluster.id": self.spec.cluster_id,
@@ -207,63 +180,19 @@ class Broker:
         self.output.unlink(missing_ok=True)
         argv = [
             str(java.executable), *_JVM, *archive.jvm_flags(self.class_list), self.process.marker,
-            f"-Dlog4j2.configurationFile={(self.folder / 'log4j2.properties').as_uri()}",
-            "-Dheadrace.log=server.log",
-            "-cp", archive.classpath, "kafka.Kafka", "server.properties",
+            *self.own_flags(), "-cp", archive.classpath, "kafka.Kafka", "server.properties",
         ]  # fmt: skip
         self.process.spawn(argv, output=self.output, environment=plain_environment())
 
     @property
-    def shut_down_cleanly(self) -> bool:
+    def may_be_killed(self) -> bool:
         """True once the broker part has closed its log: from here on a kill loses and costs nothing.
 
         A combined node still lingers for seconds after that, because its controller waits for a successor which
         will never come when the whole cluster goes down.
         """
-        return (self.data / ".kafka_cleanshutdown").exists()
-
-    def failure(self, problem: str, hint: str | None = None) -> NodeFailed | ConfigError:
-        """The error for this node, with the cause from its log and the log's last lines."""
-        lines = self.tail(400)
-        kind = ConfigError if any("ConfigException: " in line for line in lines) else NodeFailed
-        return kind(
-            problem, why=_cause(lines), hint=hint, log=self.log if self.log.exists() else self.output,
-            log_lines=tuple(line[:200] for line in _without_stack_traces(lines)[-5:]),
-        )  # fmt: skip
-
-    def tail(self, count: int) -> list[str]:
-        """The last lines that this node said: to its log, or before it could log."""
-        for path in (self.log, self.output):
-            lines = tail(path, count)
-            if lines:
-                return lines
-        return []
-
-
-def tail(path: Path, count: int) -> list[str]:
-    """The last `count` lines, without reading a large file whole."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            size = file.tell()
-            file.seek(max(0, size - 400 * count))
-            return file.read().decode("utf-8", errors="replace").splitlines()[-count:]
-    except OSError:
-        return []
-
-
-def _without_stack_traces(lines: Sequence[str]) -> list[str]:
-    return [line for line in lines if not re.match(r"\s+(at |\.\.\. \d+ more)", line)]
-
-
-def _cause(lines: Sequence[str]) -> str | None:
-    """The last exception that was logged, in one line, with the innermost reason if there is one."""
-    found: str | None = None
-    for line in lines:
-        match = re.match(r"(?:Caused by: )?(?:[\w$]+\.)+(\w*(?:Exception|Error)): (.*)", line)
-        if match:
-            found = f"{match[2]} ({match[1]})"
-    return found
+        # A controller without a broker has no such mark.
+        return self.node.broker and (self.data / ".kafka_cleanshutdown").exists()
 
 
 def initial_metadata(cache: Path, spec: ClusterSpec, java: Java, classpath: Sequence[Path]) -> Path:
@@ -298,7 +227,7 @@ def initial_metadata(cache: Path, spec: ClusterSpec, java: Java, classpath: Sequ
         if done.returncode or not made.is_file():
             raise SetupError(
                 "Kafka's storage tool could not format a data folder",
-                why=(_cause(done.stderr.splitlines()) or done.stderr.strip()[-300:]) or "it did not say",
+                why=(cause(done.stderr.splitlines()) or done.stderr.strip()[-300:]) or "it did not say",
                 hint="headrace doctor",
             )
         made.replace(kept)

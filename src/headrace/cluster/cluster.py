@@ -23,8 +23,10 @@ import psutil
 from headrace.cluster import ports, settings, status
 from headrace.cluster import spec as plans
 from headrace.cluster.broker import Broker, initial_metadata
+from headrace.cluster.node import NodeProcess
 from headrace.cluster.readiness import require_alive, wait_until_ready
-from headrace.cluster.spec import ClusterSpec
+from headrace.cluster.services import FIRST_CHOICES, KINDS, Service, ServiceStarter, require_known, service_of
+from headrace.cluster.spec import ClusterSpec, ServiceSpec
 from headrace.config import Config, load
 from headrace.errors import Failed, HeadraceError, SetupError, Unreachable, UsageError
 from headrace.home import Home, size_bytes, write_private
@@ -40,6 +42,8 @@ from headrace.transport.admin import Admin
 _STOP_PATIENCE_S = 20.0
 # When all go down at once the last ones lose their quorum and would wait for it in vain.
 _DOWN_PATIENCE_S = 4.0
+_SERVICE_PATIENCE_S = 10.0
+_RESIGN_S = 3.0
 
 
 class Cluster:
@@ -55,6 +59,8 @@ class Cluster:
         node_ids: Sequence[int] | None = None,
         base_port: int | None = None,
         kafka: Mapping[str, Any] | None = None,
+        services: Sequence[str] | None = None,
+        plugins: Path | None = None,
         progress: Progress = SILENT,
     ) -> None:
         self.home = Home.find(home)
@@ -66,6 +72,8 @@ class Cluster:
             "cluster.node_ids": tuple(node_ids) if node_ids else None,
             "cluster.base_port": base_port,
             "cluster.kafka": dict(kafka) if kafka else None,
+            "cluster.services": tuple(services) if services else None,
+            "cluster.plugins": plugins,
         }
 
     def __enter__(self) -> Cluster:
@@ -101,8 +109,25 @@ class Cluster:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The names of all nodes."""
-        return tuple(node.name for node in self.spec.nodes)
+        """The names of all nodes, services too."""
+        spec = self.spec
+        return (*(node.name for node in spec.nodes), *(service.name for service in spec.services))
+
+    @property
+    def registry(self) -> str:
+        """The address of the schema registry: `http://127.0.0.1:8081`."""
+        return self._url("registry")
+
+    @property
+    def connect(self) -> str:
+        """The address of the Connect worker's REST API."""
+        return self._url("connect")
+
+    def _url(self, name: str) -> str:
+        url = self.spec.url(name)
+        if url is None:
+            raise Unreachable(f"this cluster has no {name}", hint=f"headrace up --with {name}")
+        return url
 
     @property
     def config(self) -> Config:
@@ -113,12 +138,18 @@ class Cluster:
     def status(self) -> status.ClusterStatus:
         """What runs, and what Kafka says about itself."""
         existing = plans.read(self.home)
-        return status.look(self.home, existing, self._brokers(existing)) if existing else status.absent(self.home)
+        if existing is None:
+            return status.absent(self.home)
+        return status.look(self.home, existing, self._brokers(existing), self._services(existing))
+
+    def name_of(self, node: str | int) -> str:
+        """The full name of the node meant by `2`, `broker-2` or `registry`."""
+        return self._node(node).name
 
     def log(self, node: str | int) -> Path:
         """The log file of a node."""
-        broker = self._broker(node)
-        return broker.log if broker.log.exists() else broker.output
+        found = self._node(node)
+        return found.log if found.log.exists() else found.output
 
     # -- up and down --------------------------------------------------------------------------------------------
 
@@ -132,71 +163,87 @@ class Cluster:
                 plans.require_version(existing, self.home)
                 plans.require_same_topology(existing, config.cluster, self.home)
             self._require_disk(config)
+            self._end_strays()  # before the ports are looked at: a stray may hold them
             java = find_java(config.runtime.java_home)
             classpath = self._jars(config).classpath("kafka", java)
             spec = self._prepare(config, existing, java, classpath)
             archive = ClassArchive(_cache(config), "kafka", java, classpath)
-            self._converge(spec, config, java, archive)
+            starter = ServiceStarter(java, self._jars(config), _cache(config), self.progress)
+            try:
+                self._spawn_independent(starter, spec)
+                self._converge(spec, config, java, archive)
+                starter.spawn(self._services(spec))
+                starter.wait(self._services(spec), config.cluster.ready_timeout_s)
+            except BaseException:
+                starter.end()
+                raise
             plans.save(self.home, replace(spec, kafka=self._remembered_properties(existing)))
 
     def down(self, *, wipe: bool = False) -> None:
         """No process of this cluster runs, no port is held. With `wipe` its data are gone too."""
-        existing = plans.read(self.home) if not wipe else self._readable_spec()
         if not self.home.root.is_dir():
             return
         with self.home.lock("down"):
-            self._stop_all(self._brokers(existing) if existing else ())
+            existing = self._readable_spec()
+            if existing:
+                self._stop_all(self._services(existing), patience_s=_SERVICE_PATIENCE_S)
+                self._stop_all(self._brokers(existing), patience_s=_DOWN_PATIENCE_S)
             self._end_strays()
-            builder = Supervised(self.home.node("archive"))
-            builder.kill()
-            builder.forget()
-        if wipe:
-            self._wipe()
+            # What else has a record: the archive's builder, and all nodes of a home whose plan is lost.
+            for record in self.home.root.glob("*/process.json"):
+                left = Supervised(record.parent)
+                left.kill()
+                left.forget()
+            if wipe:
+                self._wipe()
 
     def wipeable(self) -> list[tuple[Path, int]]:
         """What `down(wipe=True)` removes, with its size in bytes. Only what headrace made is in it."""
         made = [*self.home.root.glob("broker-*"), *self.home.root.glob("controller-*")]
-        made += [self.home.root / name for name in ("archive", "cluster.json", "lock")]
+        made += [self.home.root / name for name in (*KINDS, "registry-front", "archive", "archive-connect")]
+        made += [self.home.cluster_file, self.home.root / "lock"]
         return [(p, size_bytes(p) if p.is_dir() else p.stat().st_size) for p in sorted(made) if p.exists()]
 
     # -- one node -----------------------------------------------------------------------------------------------
 
     def start(self, node: str | int) -> None:
         """The node runs; if the cluster has a quorum, the node is part of it again."""
+        found = self._node(node)
         with self.home.lock("start"):
-            self._start(self._broker(node))
+            self._start(found)
 
     def stop(self, node: str | int) -> None:
         """The node has handed its leaderships over and ended."""
+        found = self._node(node)
         with self.home.lock("stop"):
-            self._stop(self._broker(node))
+            self._stop(found)
 
     def restart(self, node: str | int) -> None:
         """The node was stopped and runs again, with today's settings."""
+        found = self._node(node)
         with self.home.lock("restart"):
-            broker = self._broker(node)
-            self._stop(broker)
-            self._start(broker)
+            self._stop(found)
+            self._start(found)
 
     def kill(self, node: str | int) -> None:
         """The node died at once, by SIGKILL."""
-        broker = self._broker(node)
-        if not broker.process.kill():
-            raise self._not_running(broker, "killed")
+        found = self._node(node)
+        if not found.process.kill():
+            raise self._not_running(found, "killed")
 
     def pause(self, node: str | int) -> None:
         """The node is frozen by SIGSTOP: alive for the system, silent for the cluster."""
-        broker = self._broker(node)
-        if not broker.process.signal(signal.SIGSTOP):
-            raise self._not_running(broker, "paused")
-        eventually(lambda: broker.process.state == "paused", 5)
+        found = self._node(node)
+        if not found.process.signal(signal.SIGSTOP):
+            raise self._not_running(found, "paused")
+        eventually(lambda: found.process.state == "paused", 5)
 
     def resume(self, node: str | int) -> None:
         """A paused node runs on."""
-        broker = self._broker(node)
-        if broker.process.state != "paused" or not broker.process.signal(signal.SIGCONT):
-            raise UsageError(f"{broker.node.name} is not paused: it is {broker.process.state}")
-        eventually(lambda: broker.process.state == "running", 5)
+        found = self._node(node)
+        if found.process.state != "paused" or not found.process.signal(signal.SIGCONT):
+            raise UsageError(f"{found.name} is not paused: it is {found.process.state}")
+        eventually(lambda: found.process.state == "running", 5)
 
     # -- how `up` gets there ------------------------------------------------------------------------------------
 
@@ -205,7 +252,7 @@ class Cluster:
     ) -> ClusterSpec:
         """The plan with ports; a new cluster's data folders are formatted."""
         if existing:
-            spec = self._moved(existing, config)
+            spec = self._with_services(self._moved(existing, config), config)
             for broker in self._brokers(spec):
                 broker.check_data()
             return spec
@@ -219,7 +266,29 @@ class Cluster:
             broker.format(checkpoint)
         # From here on the folders count as formatted: one that is not is damaged.
         plans.save(self.home, spec)
-        return spec
+        return self._with_services(spec, config)
+
+    def _with_services(self, spec: ClusterSpec, config: Config) -> ClusterSpec:
+        """The plan with the services that it had and those that are asked for now, each with ports of its own."""
+        require_known(config.cluster.services)
+        services = {service.name: service for service in spec.services}
+        for name in config.cluster.services:
+            if name not in services:
+                first_choice, count = FIRST_CHOICES[name]
+                port, *inner = ports.choose_for_service(self.home, _cache(config), first_choice, count)
+                services[name] = ServiceSpec(name, port, inner[0] if inner else 0)
+        if "registry" in services:
+            services["registry"] = replace(services["registry"], storage=config.cluster.registry_storage)
+        if "connect" in services and config.cluster.plugins:
+            services["connect"] = replace(services["connect"], plugins=str(config.cluster.plugins))
+        planned = replace(spec, services=tuple(services.values()))
+        if planned != spec:
+            plans.save(self.home, planned)
+        return planned
+
+    def _spawn_independent(self, starter: ServiceStarter, spec: ClusterSpec) -> None:
+        """The registry needs no Kafka if it keeps its schemas in a file: it starts while the brokers do."""
+        starter.spawn([s for s in self._services(spec) if s.name == "registry" and s.service.storage == "h2"])
 
     def _moved(self, spec: ClusterSpec, config: Config) -> ClusterSpec:
         """The plan on the ports it is asked to have: its own, unless a base port names others."""
@@ -227,14 +296,15 @@ class Cluster:
         runs = any(broker.process.find() for broker in self._brokers(spec))
         if base is None or base == spec.brokers[0].port:
             if not runs:
-                ports.require_free(spec.ports)
+                ports.require_free(self.home, _cache(config), spec.ports)
             return spec
         if runs:
             raise UsageError(
                 "the ports of a running cluster cannot be changed",
                 hint=f"headrace down, then headrace up --base-port {base}",
             )
-        moved = spec.with_ports(ports.choose(self.home, _cache(config), len(spec.ports), base))
+        kept = tuple(port for service in spec.services for port in service.ports)
+        moved = spec.with_ports(ports.choose(self.home, _cache(config), len(spec.ports), base, kept))
         plans.save(self.home, moved)
         return moved
 
@@ -242,7 +312,6 @@ class Cluster:
         """From whatever runs to what is wanted: resume, restart what is configured otherwise, start the rest."""
         wanted = config.cluster.kafka
         brokers = self._brokers(spec)
-        self._end_strays()
         for broker in brokers:
             if broker.process.state == "paused":
                 self.progress.say(f"resuming {broker.node.name}")
@@ -333,23 +402,43 @@ class Cluster:
     def _brokers(self, spec: ClusterSpec) -> tuple[Broker, ...]:
         return tuple(Broker(self.home, spec, node) for node in spec.nodes)
 
-    def _broker(self, name: str | int) -> Broker:
-        spec = self.spec
-        return Broker(self.home, spec, spec.node(name))
+    def _services(self, spec: ClusterSpec) -> tuple[Service, ...]:
+        return tuple(service_of(self.home, spec, service) for service in spec.services)
 
-    def _not_running(self, broker: Broker, verb: str) -> UsageError:
+    def _node(self, name: str | int) -> Broker | Service:
+        spec = self.spec
+        service = spec.service(str(name))
+        return service_of(self.home, spec, service) if service else Broker(self.home, spec, spec.node(name))
+
+    def _not_running(self, node: NodeProcess, verb: str) -> UsageError:
         return UsageError(
-            f"{broker.node.name} cannot be {verb}: it is {broker.process.state}",
-            hint=f"headrace start {broker.node.name}",
+            f"{node.name} cannot be {verb}: it is {node.process.state}", hint=f"headrace start {node.name}"
         )
 
-    def _start(self, broker: Broker) -> None:
-        if broker.process.find():
-            raise UsageError(f"{broker.node.name} runs already", hint=f"headrace restart {broker.node.name}")
+    def _start(self, node: Broker | Service) -> None:
+        if node.process.find():
+            raise UsageError(f"{node.name} runs already", hint=f"headrace restart {node.name}")
+        if isinstance(node, Broker):
+            self._start_broker(node)
+        else:
+            self._start_service(node)
+
+    def _start_service(self, service: Service) -> None:
+        config = self.config
+        java = find_java(config.runtime.java_home)
+        starter = ServiceStarter(java, self._jars(config), _cache(config), self.progress)
+        try:
+            starter.spawn([service])
+            starter.wait([service], config.cluster.ready_timeout_s)
+        except BaseException:
+            starter.end()
+            raise
+
+    def _start_broker(self, broker: Broker) -> None:
         config = self.config
         plans.require_version(broker.spec, self.home)
         broker.check_data()
-        ports.require_free(broker.node.ports)
+        ports.require_free(self.home, _cache(config), broker.node.ports)
         java = find_java(config.runtime.java_home)
         classpath = self._jars(config).classpath("kafka", java)
         broker.write_files(config.cluster.kafka)
@@ -389,27 +478,30 @@ class Cluster:
         except NotYet:
             raise broker.failure(f"{broker.node.name} did not become ready within {within_s:g} s") from None
 
-    def _stop(self, broker: Broker, patience_s: float = _STOP_PATIENCE_S) -> None:
-        self._stop_all([broker], patience_s)
+    def _stop(self, node: NodeProcess) -> None:
+        # With time to hand over: a controller that resigns is replaced at once, one that vanishes is missed first.
+        self._stop_all([node], patience_s=_STOP_PATIENCE_S, linger_s=_RESIGN_S)
 
-    def _stop_all(self, brokers: Sequence[Broker], patience_s: float = _DOWN_PATIENCE_S) -> None:
-        """All of them ended: by themselves, or by SIGKILL once their log is closed or patience is."""
-        left = [broker for broker in brokers if broker.process.find()]
-        for broker in left:
-            broker.process.signal(signal.SIGTERM)
-            broker.process.signal(signal.SIGCONT)  # a paused process cannot act on anything else
+    def _stop_all(self, nodes: Sequence[NodeProcess], *, patience_s: float, linger_s: float = 0.0) -> None:
+        """All of them ended: by themselves, or by SIGKILL once all is in order (and they linger) or patience ends."""
+        left = [node for node in nodes if node.process.find()]
+        for node in left:
+            node.process.signal(signal.SIGTERM)
+            node.process.signal(signal.SIGCONT)  # a paused process cannot act on anything else
         deadline = time.monotonic() + patience_s
+        in_order: dict[str, float] = {}
         while left:
             time.sleep(0.05)
-            out_of_time = time.monotonic() > deadline
-            for broker in list(left):
-                # A controller without a broker has no such mark; its log is flushed at every write.
-                if out_of_time or (broker.node.broker and broker.shut_down_cleanly):
-                    broker.process.kill()
-                if not broker.process.find():
-                    left.remove(broker)
-        for broker in brokers:
-            broker.process.forget()
+            now = time.monotonic()
+            for node in list(left):
+                if node.may_be_killed:
+                    in_order.setdefault(node.name, now)
+                if now > deadline or now - in_order.get(node.name, now + 1) >= linger_s:
+                    node.process.kill()
+                if not node.process.find():
+                    left.remove(node)
+        for node in nodes:
+            node.has_ended()
 
     def _end_strays(self) -> None:
         """Processes of this home that no record knows (a command was killed between start and record) are ended."""
@@ -425,7 +517,7 @@ class Cluster:
                 raise Failed(f"pid {process.pid}, left over from {folder.name}, does not end") from None
 
     def _readable_spec(self) -> ClusterSpec | None:
-        """The plan if it can be read: wiping must also work for a damaged home."""
+        """The plan if it can be read: a damaged home must be possible to stop and to wipe."""
         try:
             return plans.read(self.home)
         except HeadraceError:

@@ -23,15 +23,31 @@ _FIRST_CHOICES = (9092, 19092, 29092, 39092)
 _LAST_BASE = 60_000
 
 
-def choose(home: Home, cache: Path, count: int, base: int | None) -> tuple[int, ...]:
-    """`count` ports in a row, free now and reserved for `home`: from `base`, or wherever there is room."""
+def choose(home: Home, cache: Path, count: int, base: int | None, kept: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """`count` ports in a row, free now and reserved for `home`: from `base`, or wherever there is room.
+
+    Of what was reserved for `home` before, only `kept` stays.
+    """
     with _reservations(cache) as reserved:
         others = {port for port, owner in reserved.items() if owner != str(home.root)}
-        ports = _named(base, count, others, reserved) if base is not None else _anywhere(count, others)
-        for port in [port for port, owner in reserved.items() if owner == str(home.root)]:
+        ports = _named(base, count, reserved, others) if base is not None else _anywhere(count, others)
+        for port in [port for port, owner in reserved.items() if owner == str(home.root) and port not in kept]:
             del reserved[port]
         reserved.update({port: str(home.root) for port in ports})
         return ports
+
+
+def choose_for_service(home: Home, cache: Path, first_choice: int, count: int) -> tuple[int, ...]:
+    """Ports for a service of `home`: the one in everybody's notes if it is nobody's, and others wherever there is room.
+
+    What is reserved for the brokers of `home` stays so.
+    """
+    with _reservations(cache) as reserved:
+        taken = set(reserved)
+        first = first_choice if first_choice not in taken and is_free(first_choice) else _anywhere(1, taken)[0]
+        rest = _anywhere(count - 1, {*taken, first}) if count > 1 else ()
+        reserved.update({port: str(home.root) for port in (first, *rest)})
+        return (first, *rest)
 
 
 def release(home: Home, cache: Path) -> None:
@@ -41,7 +57,13 @@ def release(home: Home, cache: Path) -> None:
             del reserved[port]
 
 
-def _named(base: int, count: int, others: set[int], reserved: dict[int, str]) -> tuple[int, ...]:
+def require_free(home: Home, cache: Path, ports: tuple[int, ...]) -> None:
+    """Nobody listens on any of the ports; the error names who does, and ports that are nobody's."""
+    with _reservations(cache) as reserved:
+        _require_free(ports, {port for port, owner in reserved.items() if owner != str(home.root)})
+
+
+def _named(base: int, count: int, reserved: dict[int, str], others: set[int]) -> tuple[int, ...]:
     ports = tuple(range(base, base + count))
     if base < 1024 or ports[-1] > 65_535:
         raise UsageError(
@@ -55,7 +77,7 @@ def _named(base: int, count: int, others: set[int], reserved: dict[int, str]) ->
                 f"port {port} belongs to the cluster in {reserved[port]}",
                 hint=f"headrace up --base-port {_anywhere(count, others)[0]}",
             )
-    require_free(ports)
+    _require_free(ports, others)
     return ports
 
 
@@ -83,14 +105,13 @@ def is_free(port: int) -> bool:
     return True
 
 
-def require_free(ports: tuple[int, ...]) -> None:
-    """Nobody listens on any of the ports; the error names who does."""
+def _require_free(ports: tuple[int, ...], others: set[int]) -> None:
     for port in ports:
         if not is_free(port):
             raise SetupError(
                 f"port {port} is taken",
                 why=f"it is held by {holder(port)}, which headrace did not start",
-                hint=f"headrace up --base-port {_anywhere(len(ports), set(ports))[0]}",
+                hint=f"headrace up --base-port {_anywhere(len(ports), {*ports, *others})[0]}",
             )
 
 

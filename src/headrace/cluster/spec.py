@@ -46,6 +46,21 @@ class Node:
 
 
 @dataclass(frozen=True)
+class ServiceSpec:
+    """A process beside the brokers: registry or connect. `inner_port` is behind the address that people use."""
+
+    name: str
+    port: int
+    inner_port: int = 0
+    storage: str = "h2"
+    plugins: str | None = None
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        return tuple(port for port in (self.port, self.inner_port) if port)
+
+
+@dataclass(frozen=True)
 class ClusterSpec:
     """The plan of one cluster."""
 
@@ -53,6 +68,7 @@ class ClusterSpec:
     kafka_version: str
     nodes: tuple[Node, ...]
     kafka: Mapping[str, str]
+    services: tuple[ServiceSpec, ...] = ()
 
     @property
     def brokers(self) -> tuple[Node, ...]:
@@ -68,6 +84,7 @@ class ClusterSpec:
 
     @property
     def ports(self) -> tuple[int, ...]:
+        """The ports of the nodes; those of the services are their own."""
         return tuple(port for node in self.nodes for port in node.ports)
 
     def node(self, name: str | int) -> Node:
@@ -78,9 +95,18 @@ class ClusterSpec:
                 return node
         raise UsageError(
             f"there is no node {wanted!r} in this cluster",
-            why=f"its nodes are {', '.join(node.name for node in self.nodes)}",
+            why=f"its nodes are {', '.join([n.name for n in self.nodes] + [s.name for s in self.services])}",
             hint="headrace status lists them",
         )
+
+    def service(self, name: str) -> ServiceSpec | None:
+        """The service of that name, if this cluster has it."""
+        return next((service for service in self.services if service.name == name), None)
+
+    def url(self, name: str) -> str | None:
+        """The address of a service, if this cluster has it."""
+        found = self.service(name)
+        return f"http://127.0.0.1:{found.port}" if found else None
 
     def with_ports(self, ports: tuple[int, ...]) -> ClusterSpec:
         """The same cluster on other ports: client ports of the brokers first, then the controllers' own."""
@@ -98,13 +124,14 @@ class ClusterSpec:
     def remembered(self) -> dict[str, Any]:
         """The settings that an existing cluster answers for itself, keyed like `cluster.brokers`."""
         separate = [node for node in self.nodes if not node.broker]
-        racks = tuple(dict.fromkeys(node.rack for node in self.brokers if node.rack))
+        racks = tuple(node.rack for node in self.brokers if node.rack)
         return {
             "cluster.brokers": len(self.brokers),
             "cluster.controllers": len(separate),
             "cluster.racks": racks,
             "cluster.node_ids": tuple(node.node_id for node in self.brokers),
             "cluster.base_port": self.brokers[0].port,
+            "cluster.services": tuple(service.name for service in self.services),
             "cluster.kafka": dict(self.kafka),
         }
 
@@ -118,9 +145,9 @@ def plan(config: ClusterConfig) -> ClusterSpec:
         voters = 1  # two voters stop when either is lost; one stops only when that one is
     if config.controllers:
         voters = 0
-    racks = config.racks or (None,)
+    racks = _rack_of_each(config.racks, config.brokers) or (None,) * config.brokers
     brokers = [
-        Node(f"broker-{node_id}", node_id, broker=True, controller=at < voters, rack=racks[at % len(racks)])
+        Node(f"broker-{node_id}", node_id, broker=True, controller=at < voters, rack=racks[at])
         for at, node_id in enumerate(ids)
     ]
     first = max(max(ids) + 1, 1001)
@@ -128,6 +155,11 @@ def plan(config: ClusterConfig) -> ClusterSpec:
         Node(f"controller-{at + 1}", first + at, broker=False, controller=True) for at in range(config.controllers)
     ]
     return ClusterSpec(new_uuid(), version_of("kafka_2.13"), (*controllers, *brokers), {})
+
+
+def _rack_of_each(racks: tuple[str, ...], brokers: int) -> tuple[str, ...]:
+    """The racks spread over the brokers in turn; none if there are none."""
+    return tuple(racks[at % len(racks)] for at in range(brokers)) if racks else ()
 
 
 def _check_counts(config: ClusterConfig) -> None:
@@ -170,26 +202,30 @@ def save(home: Home, spec: ClusterSpec) -> None:
         "cluster_id": spec.cluster_id,
         "kafka_version": spec.kafka_version,
         "kafka": dict(spec.kafka),
+        "bootstrap": spec.bootstrap,
         "nodes": [asdict(node) for node in spec.nodes],
+        "services": [asdict(service) for service in spec.services],
     }
     write_json(home.cluster_file, document)
 
 
 def read(home: Home) -> ClusterSpec | None:
     """The cluster of this home, or None if it has none yet."""
-    document = read_json(home.cluster_file)
+    hint = "headrace down --wipe removes the cluster with its data; or restore the file"
+    document = read_json(home.cluster_file, hint)
     if document is None:
         return None
     try:
         if document["format"] != _FILE_FORMAT:
             raise ValueError(f"it has format {document['format']}, this headrace reads {_FILE_FORMAT}")  # noqa: TRY301
         nodes = tuple(Node(**node) for node in document["nodes"])
-        return ClusterSpec(document["cluster_id"], document["kafka_version"], nodes, document["kafka"])
+        services = tuple(ServiceSpec(**service) for service in document.get("services", ()))
+        return ClusterSpec(document["cluster_id"], document["kafka_version"], nodes, document["kafka"], services)
     except (KeyError, TypeError, ValueError) as error:
         raise SetupError(
             f"{home.cluster_file} is damaged or was written by another headrace",
             why=f"{type(error).__name__}: {error}",
-            hint="headrace down --wipe removes the cluster with its data; or restore the file",
+            hint=hint,
         ) from error
 
 
@@ -198,7 +234,7 @@ def require_same_topology(spec: ClusterSpec, config: ClusterConfig, home: Home) 
     asked = {
         "brokers": config.brokers,
         "controllers": config.controllers,
-        "racks": config.racks,
+        "racks": _rack_of_each(config.racks, config.brokers),
         "node_ids": config.node_ids,
     }
     for name, wanted in asked.items():

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from headrace.cluster.broker import Broker
+from headrace.cluster.services import Service
 from headrace.cluster.spec import ClusterSpec
 from headrace.errors import HeadraceError
 from headrace.home import Home, size_bytes
@@ -24,7 +25,7 @@ class NodeStatus:
     """One node, as the operating system sees it."""
 
     name: str
-    node_id: int
+    node_id: int | None
     roles: str
     state: State
     pid: int | None
@@ -53,26 +54,30 @@ class ClusterStatus:
     under_replicated: int | None = None
     offline: int | None = None
     problem: str | None = None
+    registry: str | None = None
+    connect: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Every address by name, then the rest."""
-        addresses = {"bootstrap": self.bootstrap, "registry": None, "connect": None, "console": None}
-        return {**addresses, **{name: value for name, value in asdict(self).items() if name != "bootstrap"}}
+        addresses = {"bootstrap": self.bootstrap, "registry": self.registry, "connect": self.connect, "console": None}
+        return {**addresses, **{name: value for name, value in asdict(self).items() if name not in addresses}}
 
 
 def absent(home: Home) -> ClusterStatus:
     return ClusterStatus("absent", str(home.root), None)
 
 
-def look(home: Home, spec: ClusterSpec, brokers: Sequence[Broker]) -> ClusterStatus:
+def look(home: Home, spec: ClusterSpec, brokers: Sequence[Broker], services: Sequence[Service]) -> ClusterStatus:
     """The status as of now."""
-    nodes = tuple(_node(broker) for broker in brokers)
+    nodes = (*(_node(broker) for broker in brokers), *(_service(service) for service in services))
     known: dict[str, Any] = {
         "home": str(home.root),
         "bootstrap": spec.bootstrap,
         "nodes": nodes,
         "cluster_id": spec.cluster_id,
         "kafka_version": spec.kafka_version,
+        "registry": spec.url("registry"),
+        "connect": spec.url("connect"),
     }
     running = [b for b in brokers if b.node.broker and b.process.state == "running"]
     if not running:
@@ -102,6 +107,23 @@ def _node(broker: Broker) -> NodeStatus:
         uptime_s=broker.process.uptime_s,
         memory_bytes=memory_bytes(process) if process else None,
         log_dir_bytes=size_bytes(broker.data),
+    )
+
+
+def _service(service: Service) -> NodeStatus:
+    process = service.process.find()
+    return NodeStatus(
+        name=service.name,
+        node_id=None,
+        roles=service.roles,
+        state=service.process.state,
+        pid=process.pid if process else None,
+        port=service.service.port,
+        controller_port=None,
+        rack=None,
+        uptime_s=service.process.uptime_s,
+        memory_bytes=memory_bytes(process) if process else None,
+        log_dir_bytes=service.data_bytes,
     )
 
 

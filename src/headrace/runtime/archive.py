@@ -8,14 +8,17 @@ find no archive, make their own, and the oldest ones are removed.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from headrace.home import open_private
 from headrace.runtime.java import Java
 from headrace.runtime.process import MARKER, Supervised, plain_environment
 
@@ -70,6 +73,14 @@ class ClassArchive:
 def build(java: str, classpath: str, class_list: Path, archive: Path) -> int:
     """The archive exists, whole; older ones of its kind are removed. The exit code of Java's dump."""
     archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open_private(archive.parent / "lock", "a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # one builder at a time: two would take twice the cores for one archive
+        for leftover in archive.parent.glob("build-*"):  # of a builder that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
+        return 0 if archive.is_file() else _dump(java, classpath, class_list, archive)
+
+
+def _dump(java: str, classpath: str, class_list: Path, archive: Path) -> int:
     with tempfile.TemporaryDirectory(dir=archive.parent, prefix="build-") as work:
         # The recording process may still be writing: its last line may be half a name.
         complete = Path(work, "classes.lst")

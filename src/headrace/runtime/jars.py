@@ -17,6 +17,7 @@ import re
 import shutil
 import ssl
 import subprocess
+import tarfile
 import tempfile
 import time
 import warnings
@@ -29,7 +30,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from headrace.errors import SetupError
-from headrace.home import open_private, write_private
+from headrace.home import open_private, size_bytes, write_private
 from headrace.progress import SILENT, Progress
 from headrace.runtime.java import Java
 from headrace.runtime.process import plain_environment
@@ -123,6 +124,21 @@ class JarCache:
             self._complete(set_name, artifacts, java)
         return [self.folder / artifact.file_name for artifact in artifacts]
 
+    def unpacked(self, set_name: str, java: Java) -> Path:
+        """The folder with what the set's one archive holds, unpacked whole."""
+        (archive,) = self.classpath(set_name, java)
+        folder = self.root / "unpacked" / archive.name.removesuffix(".tar.gz")
+        if folder.is_dir():
+            return folder
+        with self._locked():
+            if not folder.is_dir():  # another process may have unpacked it while this one waited
+                self.progress.say(f"unpacking {archive.name}, once per user")
+                folder.parent.mkdir(mode=0o700, exist_ok=True)
+                with tempfile.TemporaryDirectory(dir=folder.parent) as work, tarfile.open(archive) as packed:
+                    packed.extractall(Path(work, "whole"), filter="data")
+                    Path(work, "whole").replace(folder)
+        return folder
+
     def missing(self, artifacts: Iterable[Artifact]) -> list[Artifact]:
         """Those that are not in the cache as locked. Cheap: a file is hashed only when it is new or changed."""
         verified = self._verified()
@@ -214,9 +230,7 @@ class JarCache:
             child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=plain_environment())
             try:
                 while child.poll() is None:
-                    arrived = sum(p.stat().st_size for p in work.glob("cache/**/*.jar*") if p.is_file())
-                    arrived += sum(p.stat().st_size for p in work.glob("cache/**/*.gz*") if p.is_file())
-                    self.progress.advance(label, min(arrived, total), total)
+                    self.progress.advance(label, min(size_bytes(work / "cache"), total), total)
                     time.sleep(0.1)
             finally:
                 child.kill()
@@ -283,7 +297,7 @@ def _verify(folder: Path, artifacts: Sequence[Artifact], said: str) -> None:
             f"{len(absent)} of {len(artifacts)} files could not be fetched, {absent[0].coordinates} among them",
             why=_what_ivy_complains_about(said),
             hint="check the network; behind a mirror set runtime.ivy_settings (HEADRACE_IVY_SETTINGS) to an "
-            "Ivy settings file, see docs/install.md; the next try goes on from here",
+            "Ivy settings file, see docs/install.md",
         )
     for artifact in artifacts:
         path = folder / artifact.file_name

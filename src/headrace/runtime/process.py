@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import psutil
 
-from headrace.errors import NodeFailed
+from headrace.errors import NodeFailed, SetupError
 from headrace.home import open_private, read_json, write_json
 from headrace.runtime.waiting import NotYet, eventually
 
@@ -32,7 +32,7 @@ MARKER = "-Dheadrace.process="
 _CLOCK_SLACK_S = 2.0
 
 # Children of this very interpreter (library use, tests) must be reaped, else a dead one lingers as a zombie.
-_children: dict[int, subprocess.Popen[bytes]] = {}
+_children: set[int] = set()
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,38 @@ class ProcessRecord:
 
     def find(self) -> psutil.Process | None:
         """The live process, or None if it is gone (or if its pid belongs to somebody else by now)."""
-        child = _children.get(self.pid)
-        if child is not None and child.poll() is not None:
-            del _children[self.pid]
-            return None
+        _reap(self.pid)
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started) < _CLOCK_SLACK_S
-            if same and process.status() != psutil.STATUS_ZOMBIE and self.marker in process.cmdline():
-                return process
+            same = self.marker.startswith(MARKER) and abs(process.create_time() - self.started) < _CLOCK_SLACK_S
+            words = _command_line(process)
+            return process if same and (self.marker in words or (not words and _is_dying(process))) else None
         except psutil.Error:
-            pass
-        return None
+            return None
+
+
+def _reap(pid: int) -> None:
+    if pid not in _children:
+        return
+    try:
+        ended, _ = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        ended = pid
+    if ended:
+        _children.discard(pid)
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    """Empty as soon as the process begins to end."""
+    try:
+        return process.cmdline()
+    except psutil.ZombieProcess:
+        return []
+
+
+def _is_dying(process: psutil.Process) -> bool:
+    """True while threads of a killed process hold its files and ports: the first thread ends before the others."""
+    return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
 
 
 class Supervised:
@@ -69,10 +89,14 @@ class Supervised:
 
     @property
     def record(self) -> ProcessRecord | None:
-        document = read_json(self.record_file)
-        if document is None:
+        """What was written at the start. A damaged record is none: the process is then a stray like any other."""
+        try:
+            document = read_json(self.record_file)
+            if document is None:
+                return None
+            return ProcessRecord(int(document["pid"]), float(document["started"]), str(document["marker"]))
+        except (SetupError, KeyError, TypeError, ValueError):
             return None
-        return ProcessRecord(int(document["pid"]), float(document["started"]), str(document["marker"]))
 
     def find(self) -> psutil.Process | None:
         record = self.record
@@ -109,7 +133,8 @@ class Supervised:
                 start_new_session=True,
                 umask=0o077,
             )
-        _children[child.pid] = child
+        _children.add(child.pid)
+        child.returncode = 0  # not true, but else Popen warns that it still runs when nobody refers to it any more
         try:
             process = psutil.Process(child.pid)
             write_json(
@@ -123,13 +148,13 @@ class Supervised:
         return process
 
     def signal(self, number: signal.Signals) -> bool:
-        """The signal was sent; False if the process is gone."""
+        """The signal was sent, to the children of the process too; False if the process is gone."""
         process = self.find()
         if process is None:
             return False
         try:
-            process.send_signal(number)
-        except psutil.NoSuchProcess:
+            os.killpg(process.pid, number)  # it leads a session of its own, see `spawn`
+        except ProcessLookupError:
             return False
         return True
 
@@ -182,10 +207,7 @@ def strays() -> Iterator[tuple[psutil.Process, Path]]:
         if not named:
             continue
         folder = Path(named[0].removeprefix(MARKER))
-        try:
-            record = Supervised(folder).record
-        except Exception:
-            record = None
+        record = Supervised(folder).record
         if record is None or record.pid != process.pid:
             yield process, folder
 

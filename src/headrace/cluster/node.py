@@ -1,0 +1,122 @@
+"""What every process of a cluster has: a folder, a log, a record, and a way to say why it failed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+
+from headrace.errors import ConfigError, NodeFailed
+from headrace.home import Home, write_private
+from headrace.runtime.process import Supervised
+
+
+class NodeProcess:
+    """One process of the cluster: a broker or a service."""
+
+    def __init__(self, home: Home, name: str) -> None:
+        self.home = home
+        self.name = name
+        self.folder = home.node(name)
+        self.log = self.folder / "server.log"
+        self.output = self.folder / "output.log"
+        self.settings_file = self.folder / "server.properties"
+        self.class_list = self.folder / "classes.lst"
+        self.process = Supervised(self.folder)
+
+    @property
+    def may_be_killed(self) -> bool:
+        """True once a stopping process has put everything in order, however long it still lingers."""
+        return False
+
+    def has_ended(self) -> None:
+        """The process was asked to end and has: its record and whatever ran only for its sake are gone."""
+        self.process.forget()
+
+    def write_folder(self) -> None:
+        """The folder is there, with the settings of its log and a place for temporary files."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        shutil.rmtree(self.folder / "tmp", ignore_errors=True)
+        (self.folder / "tmp").mkdir(mode=0o700)
+        text = resources.files("headrace.cluster").joinpath("log4j2.properties").read_text(encoding="utf-8")
+        write_private(self.folder / "log4j2.properties", text)
+
+    def own_flags(self) -> list[str]:
+        """JVM flags that keep what the process writes in its folder: its log, and what it unpacks for itself."""
+        return [
+            f"-Djava.io.tmpdir={self.folder / 'tmp'}",
+            f"-Dlog4j2.configurationFile={(self.folder / 'log4j2.properties').as_uri()}",
+            "-Dheadrace.log=server.log",
+        ]
+
+    def failure(self, problem: str, hint: str | None = None) -> NodeFailed | ConfigError:
+        """The error for this node, with the cause from its log and the log's last lines."""
+        lines = self.tail(400)
+        kind = ConfigError if any("ConfigException: " in line for line in lines) else NodeFailed
+        return kind(
+            problem,
+            why=cause(lines),
+            hint=hint,
+            log=self.log if self.log.exists() else self.output,
+            log_lines=tuple(line[:200] for line in _without_stack_traces(lines)[-5:]),
+        )
+
+    def tail(self, count: int) -> list[str]:
+        """The last lines that this node said: to its log, or before it could log."""
+        for path in (self.log, self.output):
+            lines = tail(path, count)
+            if lines:
+                return lines
+        return []
+
+
+def java_properties(values: Mapping[str, str]) -> str:
+    """The text of a Java properties file: Latin-1 with escapes, whatever letters the values have."""
+
+    def escaped(text: str, specials: str) -> str:
+        out = []
+        for unit in text.encode("utf-16-be").hex(" ", 2).split():
+            code = int(unit, 16)
+            char = chr(code)
+            if char in specials:
+                out.append("\\" + char)
+            elif 0x20 <= code < 0x7F:
+                out.append(char)
+            else:
+                out.append(f"\\u{code:04x}")
+        return "".join(out)
+
+    def value_text(value: str) -> str:
+        text = escaped(value, "\\")
+        return "\\" + text if text.startswith(" ") else text
+
+    return "".join(f"{escaped(name, ' :=#!')}={value_text(value)}\n" for name, value in values.items())
+
+
+def tail(path: Path, count: int) -> list[str]:
+    """The last `count` lines, without reading a large file whole."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            size = file.tell()
+            file.seek(max(0, size - 400 * count))
+            return file.read().decode("utf-8", errors="replace").splitlines()[-count:]
+    except OSError:
+        return []
+
+
+def _without_stack_traces(lines: Sequence[str]) -> list[str]:
+    return [line for line in lines if not re.match(r"\s+(at |\.\.\. \d+ more)", line)]
+
+
+def cause(lines: Sequence[str]) -> str | None:
+    """The last exception that was logged, in one line, with the innermost reason if there is one."""
+    found: str | None = None
+    for line in lines:
+        match = re.match(r"(?:Caused by: )?(?:[\w$]+\.)+(\w*(?:Exception|Error)): (.*)", line)
+        if match:
+            found = f"{match[2]} ({match[1]})"
+    return found

@@ -1,0 +1,285 @@
+"""The services beside the brokers: the schema registry and the Connect worker, each a process with care of its own.
+
+Both bind loopback only. The registry keeps its schemas in an H2 file in its folder, or in Kafka if asked for; its
+process is Apicurio's, its address a short one (see `front`). The Connect worker is Kafka's own, distributed mode, on a
+plugin path of ours to which the user can add a folder.
+"""
+
+from __future__ import annotations
+
+import http.client
+import shutil
+import signal
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from headrace.cluster.node import NodeProcess, java_properties
+from headrace.cluster.spec import ClusterSpec, ServiceSpec
+from headrace.errors import ConfigError
+from headrace.home import Home, size_bytes, write_private
+from headrace.progress import Progress
+from headrace.runtime.archive import ClassArchive
+from headrace.runtime.jars import JarCache
+from headrace.runtime.java import Java
+from headrace.runtime.process import Supervised, plain_environment
+from headrace.runtime.waiting import NotYet, eventually
+
+_CCOMPAT = "/apis/ccompat/v7"
+_SMALL_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Djava.awt.headless=true")
+
+
+class Service(NodeProcess, ABC):
+    """A process beside the brokers, with an address of its own."""
+
+    def __init__(self, home: Home, spec: ClusterSpec, service: ServiceSpec) -> None:
+        super().__init__(home, service.name)
+        self.spec = spec
+        self.service = service
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.service.port}"
+
+    @property
+    def data_bytes(self) -> int:
+        return size_bytes(self.folder / "data")
+
+    @property
+    @abstractmethod
+    def roles(self) -> str:
+        """What `status` shows."""
+
+    @abstractmethod
+    def spawn(self, java: Java, jars: JarCache, cache: Path) -> None:
+        """The process was started; whether it gets ready is another question."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """True when it answers."""
+
+    def build_archive(self, java: Java, jars: JarCache, cache: Path) -> None:
+        """Make the next start faster, if there is anything to be made."""
+
+
+class Registry(Service):
+    """Apicurio behind Confluent's API."""
+
+    roles = "schema registry"
+
+    def __init__(self, home: Home, spec: ClusterSpec, service: ServiceSpec) -> None:
+        super().__init__(home, spec, service)
+        self.front = Supervised(home.node("registry-front"))
+
+    def spawn(self, java: Java, jars: JarCache, cache: Path) -> None:  # noqa: ARG002 - Quarkus loads its classes itself
+        self.write_folder()
+        (self.folder / "data").mkdir(mode=0o700, exist_ok=True)
+        self.output.unlink(missing_ok=True)
+        application = jars.unpacked("registry", java)
+        argv = [
+            str(java.executable), "-Xms64m", "-Xmx512m", *_SMALL_JVM, self.process.marker,
+            *self.own_flags(), *(f"-D{name}={value}" for name, value in self._settings().items()),
+            "-jar", str(application / "quarkus-run.jar"),
+        ]  # fmt: skip
+        self.process.spawn(argv, output=self.output, environment=plain_environment())
+        self.start_front()
+
+    def start_front(self) -> None:
+        """The short address answers, also while the registry behind it does not."""
+        if self.front.find():
+            return
+        self.front.folder.mkdir(mode=0o700, exist_ok=True)
+        argv = [
+            sys.executable, "-m", "headrace.cluster.front",
+            str(self.service.port), str(self.service.inner_port), _CCOMPAT, self.front.marker,
+        ]  # fmt: skip
+        self.front.spawn(argv, output=self.front.folder / "output.log", environment=plain_environment())
+
+    def has_ended(self) -> None:
+        super().has_ended()
+        self.front.kill()
+        self.front.forget()
+
+    def _settings(self) -> Mapping[str, str]:
+        settings = {
+            "quarkus.http.host": "127.0.0.1",
+            "quarkus.http.port": str(self.service.inner_port),
+            # Its management interface listens on every address unless it is told not to.
+            "quarkus.management.host": "127.0.0.1",
+            "quarkus.management.port": "0",
+            "quarkus.log.console.enable": "false",
+            "quarkus.log.file.enable": "true",
+            "quarkus.log.file.path": str(self.log),
+            "quarkus.log.file.rotation.max-file-size": "10M",
+            "quarkus.log.file.rotation.max-backup-index": "3",
+            "quarkus.http.access-log.enabled": "false",
+            # Apicurio's own default is none: an incompatible change would pass.
+            "apicurio.rules.global.compatibility": "BACKWARD",
+            "apicurio.rest.deletion.artifact.enabled": "true",
+            "apicurio.rest.deletion.artifact-version.enabled": "true",
+        }
+        if self.service.storage == "kafka":
+            return settings | {
+                "apicurio.storage.kind": "kafkasql",
+                "apicurio.kafkasql.bootstrap.servers": self.spec.bootstrap,
+                "apicurio.kafkasql.topic": "__headrace_registry",
+            }
+        return settings | {
+            "apicurio.storage.kind": "sql",
+            "apicurio.storage.sql.kind": "h2",
+            "apicurio.datasource.url": f"jdbc:h2:file:{self.folder / 'data' / 'registry'}",
+        }
+
+    def ready(self) -> bool:
+        return answers(self.service.port, "/subjects") and answers(self.service.port, "/config")
+
+
+class Connect(Service):
+    """Kafka's own Connect worker."""
+
+    roles = "connect worker"
+
+    def spawn(self, java: Java, jars: JarCache, cache: Path) -> None:
+        self.write_folder()
+        self.output.unlink(missing_ok=True)
+        write_private(self.settings_file, java_properties(self._settings(jars, java)))
+        archive = ClassArchive(cache, "connect", java, jars.classpath("connect", java))
+        argv = [
+            str(java.executable), "-Xms64m", "-Xmx384m", *_SMALL_JVM, *archive.jvm_flags(self.class_list),
+            self.process.marker, *self.own_flags(), "-cp", archive.classpath,
+            "org.apache.kafka.connect.cli.ConnectDistributed", "server.properties",
+        ]  # fmt: skip
+        self.process.spawn(argv, output=self.output, environment=plain_environment())
+
+    def _settings(self, jars: JarCache, java: Java) -> Mapping[str, str]:
+        replication = str(min(3, len(self.spec.brokers)))
+        json = "org.apache.kafka.connect.json.JsonConverter"
+        return {
+            "bootstrap.servers": self.spec.bootstrap,
+            "group.id": "headrace-connect",
+            "key.converter": json,
+            "value.converter": json,
+            "offset.storage.topic": "__connect_offsets",
+            "offset.storage.partitions": "5",
+            "offset.storage.replication.factor": replication,
+            "config.storage.topic": "__connect_configs",
+            "config.storage.replication.factor": replication,
+            "status.storage.topic": "__connect_status",
+            "status.storage.partitions": "3",
+            "status.storage.replication.factor": replication,
+            "offset.flush.interval.ms": "500",
+            # A source that was killed does not send its last lines twice, if its connector can do that (files can).
+            "exactly.once.source.support": "enabled",
+            "listeners": f"http://127.0.0.1:{self.service.port}",
+            "rest.advertised.host.name": "127.0.0.1",
+            "plugin.path": ",".join(map(str, self._plugins(jars, java))),
+            "plugin.discovery": "hybrid_warn" if self.service.plugins else "service_load",
+            # A connector may not talk the worker's clients into other credentials or files.
+            "connector.client.config.override.policy": "None",
+            # A worker that was killed is missed for this long; its connectors stand still until then.
+            "session.timeout.ms": "6000",
+            "heartbeat.interval.ms": "1500",
+            "consumer.session.timeout.ms": "6000",
+            "consumer.heartbeat.interval.ms": "1500",
+            # There is no other worker to wait for: what a lost one did is taken up at once when it is back.
+            "scheduled.rebalance.max.delay.ms": "0",
+        }
+
+    def _plugins(self, jars: JarCache, java: Java) -> Sequence[Path]:
+        """Our plugin folder, with the file connectors in it, and the user's if there is one."""
+        own = self.folder / "plugins"
+        target = own / "connect-file"
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for jar in jars.classpath("connect-plugins", java):
+            shutil.copyfile(jar, target / jar.name)
+        if not self.service.plugins:
+            return [own]
+        users = Path(self.service.plugins)
+        if not users.is_dir():
+            raise ConfigError(f"the plugin folder {users} does not exist", hint="headrace up --plugins DIR")
+        if "," in str(users):
+            raise ConfigError(f"the plugin folder {users} has a comma in its name", why="Connect separates by commas")
+        return [own, users]
+
+    def ready(self) -> bool:
+        return answers(self.service.port, "/connectors")
+
+    def build_archive(self, java: Java, jars: JarCache, cache: Path) -> None:
+        archive = ClassArchive(cache, "connect", java, jars.classpath("connect", java))
+        archive.build_in_background(self.class_list, self.home.node("archive-connect"))
+
+
+class ServiceStarter:
+    """Starts services and waits until they answer; what it has started ends with a failure."""
+
+    def __init__(self, java: Java, jars: JarCache, cache: Path, progress: Progress) -> None:
+        self.java = java
+        self.jars = jars
+        self.cache = cache
+        self.progress = progress
+        self._started: list[Service] = []
+
+    def spawn(self, services: Sequence[Service]) -> None:
+        """Those that did not run were started, paused ones run on."""
+        for service in services:
+            if service.process.state == "paused":
+                service.process.signal(signal.SIGCONT)
+            if not service.process.find():
+                self.progress.say(f"starting {service.name}")
+                self._started.append(service)
+                service.spawn(self.java, self.jars, self.cache)
+
+    def wait(self, services: Sequence[Service], within_s: float) -> None:
+        """All of them answer."""
+        for service in services:
+
+            def answering(service: Service = service) -> bool:
+                if service.process.state == "dead":
+                    raise service.failure(
+                        f"{service.name} died while it was starting", hint=f"headrace logs {service.name}"
+                    )
+                return service.ready()
+
+            try:
+                eventually(answering, within_s, every_s=0.1)
+            except NotYet:
+                raise service.failure(f"{service.name} did not answer within {within_s:g} s") from None
+            service.build_archive(self.java, self.jars, self.cache)
+
+    def end(self) -> None:
+        """What was started here is gone again."""
+        for service in self._started:
+            service.process.kill()
+            service.has_ended()
+
+
+KINDS: Mapping[str, type[Service]] = {"registry": Registry, "connect": Connect}
+
+
+# The ports that stand in everybody's notes; a second port is for the process behind the address.
+FIRST_CHOICES: Mapping[str, tuple[int, int]] = {"registry": (8081, 2), "connect": (8083, 1)}
+
+
+def service_of(home: Home, spec: ClusterSpec, service: ServiceSpec) -> Service:
+    return KINDS[service.name](home, spec, service)
+
+
+def require_known(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in KINDS:
+            raise ConfigError(
+                f"there is no service {name!r}", why=f"known are {', '.join(KINDS)}", hint="headrace up --with registry"
+            )
+
+
+def answers(port: int, path: str) -> bool:
+    """True if a GET there is answered with 200."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

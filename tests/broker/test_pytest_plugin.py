@@ -1,0 +1,64 @@
+"""The fixtures that ship with headrace, used by somebody else's tests."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from headrace.cluster import Cluster
+from headrace.runtime.process import MARKER
+
+_THEIR_TESTS = """
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+def partitions(bootstrap, topic):
+    return AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic, timeout=10).topics[topic].partitions
+
+def test_topics_are_fresh(headrace_cluster, headrace_topic):
+    first, second = headrace_topic(partitions=3, retention_ms=5000), headrace_topic()
+    assert first != second
+    assert len(partitions(headrace_cluster.bootstrap, first)) == 3
+
+def test_nodes_can_be_killed(headrace_faults, headrace_topic):
+    headrace_faults.kill(1)
+    assert headrace_faults.status().state == "down"
+
+def test_they_run_again(headrace_cluster, headrace_topic):
+    assert headrace_cluster.status().state == "up"
+    assert headrace_cluster.config.cluster.kafka == {"num.partitions": "4"}
+    topic = headrace_topic()
+    assert "told" == topic, f"{headrace_cluster.home.root} has {topic}"
+"""
+
+
+def test_a_foreign_cluster_can_be_used(pytester: pytest.Pytester, headrace_cluster: Cluster) -> None:
+    pytester.makepyfile(_THEIR_TESTS)
+    done = pytester.runpytest_subprocess(
+        f"--headrace-bootstrap={headrace_cluster.bootstrap}", "-k", "fresh or killed", "-p", "no:cacheprovider"
+    )
+    done.assert_outcomes(passed=1, errors=1)
+    done.stdout.fnmatch_lines("*headrace_faults needs a local cluster: it cannot kill nodes of --headrace-bootstrap*")
+
+
+def test_a_cluster_of_its_own_is_started_mended_told_about_and_removed(
+    pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    pytester.makepyfile(_THEIR_TESTS)
+    done = pytester.runpytest_subprocess("--headrace-brokers=1", "--headrace-set=num.partitions=4")
+    done.assert_outcomes(passed=2, failed=1)
+    done.stdout.fnmatch_lines(["*- headrace broker-1 -*", "*INFO*Created log for partition test-*"])
+    home = next(line for line in done.outlines if "AssertionError: " in line).split()[2]
+    assert Path(home).parent.parent == tmp_path
+    assert not Path(home).parent.exists()
+    assert not [process for process in psutil.process_iter(["cmdline"]) if f"{MARKER}{home}" in str(process.info)]
+
+
+def test_the_options_explain_themselves(pytester: pytest.Pytester) -> None:
+    done = pytester.runpytest_subprocess("--help")
+    done.stdout.fnmatch_lines(["*a real Kafka cluster:*", "*--headrace-brokers=*", "*--headrace-bootstrap=ADDRESS*"])

@@ -1,0 +1,117 @@
+"""What all tests share: the command as a user runs it, and homes that leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from headrace.cluster import Cluster
+from headrace.runtime.process import MARKER
+
+pytest_plugins = ["pytester"]
+
+_SCRIPT = Path(sys.executable).with_name("headrace")
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Headrace:
+    """`headrace …` in a folder of the test. A traceback is a failure of whichever test provokes it."""
+
+    def __init__(self, folder: Path, script: Path = _SCRIPT) -> None:
+        self.folder = folder
+        self.script = script
+
+    def __call__(
+        self, *words: object, home: Path | None = None, env: Mapping[str, str] | None = None, stdin: str = ""
+    ) -> Done:
+        with self.start(*words, home=home, env=env) as process:
+            out, err = process.communicate(stdin, timeout=200)
+        assert "Traceback" not in err, err
+        assert "inside headrace" not in err, err
+        return Done(process.returncode, out, err)
+
+    def start(
+        self, *words: object, home: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """The command runs; whoever called ends it."""
+        where = ["--home", str(home)] if home else []
+        return subprocess.Popen(
+            [self.script, *where, *map(str, words)],
+            cwd=self.folder,
+            env={**_environment(), **(env or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+def _environment() -> dict[str, str]:
+    """The user's, less the settings of headrace; the cache stays, so that jars are fetched once."""
+    kept = {"HEADRACE_CACHE"}
+    return {name: value for name, value in os.environ.items() if name in kept or not name.startswith("HEADRACE_")}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Headrace:
+    return Headrace(tmp_path)
+
+
+@pytest.fixture
+def make_home(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Names a folder for a cluster; what runs there is taken down after the test, however the test ends."""
+    made: list[Path] = []
+
+    def make(name: str) -> Path:
+        made.append(tmp_path / name)
+        return made[-1]
+
+    yield make
+    for home in made:
+        take_down(home)
+
+
+@pytest.fixture
+def home(make_home: Callable[[str], Path]) -> Path:
+    return make_home("home")
+
+
+def take_down(home: Path) -> None:
+    Cluster(home).down(wipe=True)
+    left = processes_of(home)
+    for process in left:
+        process.kill()
+    assert not left, f"left behind by headrace down: {left}"
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    """Every live process that names `home` as its owner, whatever headrace believes about it."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        if any(word.startswith(f"{MARKER}{home}{os.sep}") for word in words):
+            found.append(process)
+    return found

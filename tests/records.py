@@ -1,0 +1,65 @@
+"""Records in and out with confluent-kafka alone: the tests' own eyes, independent of headrace's transport."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from headrace.runtime.waiting import eventually
+
+
+@dataclass(frozen=True)
+class Record:
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes
+
+
+def write(bootstrap: str, topic: str, values: Iterable[bytes]) -> list[bytes]:
+    """The values that were acknowledged by all in-sync replicas."""
+    acknowledged: list[bytes] = []
+
+    def delivered(error: object, record: Any) -> None:
+        if error is None:
+            acknowledged.append(record.value())
+
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "message.timeout.ms": 30_000})
+    for value in values:
+        producer.produce(topic, value, on_delivery=delivered)
+    producer.flush(40)
+    return acknowledged
+
+
+def read(bootstrap: str, topic: str) -> list[Record]:
+    """Every record of the topic, in the order of each partition."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": f"test-{uuid.uuid4().hex}"})
+    try:
+        partitions = consumer.list_topics(topic, timeout=20).topics[topic].partitions
+        ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=20)[1] for p in partitions}
+        consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
+        found: list[Record] = []
+        reached = dict.fromkeys(partitions, 0)
+
+        def at_the_end() -> bool:
+            for record in consumer.consume(10_000, timeout=0.2):
+                assert record.error() is None, record.error()
+                found.append(Record(record.partition(), record.offset(), record.key(), record.value()))
+                reached[record.partition()] = record.offset() + 1
+            return all(reached[p] >= ends[p] for p in partitions)
+
+        eventually(at_the_end, 60)
+        return sorted(found, key=lambda record: (record.partition, record.offset))
+    finally:
+        consumer.close()
+
+
+def leaders(bootstrap: str, topic: str) -> dict[int, int]:
+    """The leader of each partition; -1 where there is none."""
+    found = AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic, timeout=10).topics[topic]
+    return {number: partition.leader for number, partition in found.partitions.items()}

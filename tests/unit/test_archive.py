@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headrace.runtime.archive import ClassArchive, build
+from headrace.runtime.java import Java, find_java
+
+
+@pytest.fixture
+def java() -> Java:
+    return find_java()
+
+
+def named(cache: Path, java: Java, *jars: str) -> Path:
+    return ClassArchive(cache, "kafka", java, [Path(jar) for jar in jars]).file
+
+
+def test_another_java_or_other_jars_mean_another_archive(tmp_path: Path, java: Java) -> None:
+    same = named(tmp_path, java, "a.jar", "b.jar")
+    assert same == named(tmp_path, java, "a.jar", "b.jar")
+    others = {
+        named(tmp_path, java, "b.jar", "a.jar"),
+        named(tmp_path, java, "a.jar"),
+        named(tmp_path, replace(java, version="17.0.1"), "a.jar", "b.jar"),
+        named(tmp_path, replace(java, home=tmp_path), "a.jar", "b.jar"),
+    }
+    assert same not in others
+    assert len(others) == 4
+
+
+def test_without_archive_the_classes_are_written_down(tmp_path: Path, java: Java) -> None:
+    archive = ClassArchive(tmp_path, "kafka", java, [Path("a.jar")])
+    recording = archive.jvm_flags(tmp_path / "classes.lst")
+    assert f"-XX:DumpLoadedClassList={tmp_path / 'classes.lst'}" in recording
+    archive.file.parent.mkdir()
+    archive.file.touch()
+    assert f"-XX:SharedArchiveFile={archive.file}" in archive.jvm_flags(tmp_path / "classes.lst")
+
+
+def test_a_built_archive_is_whole_and_replaces_the_oldest(tmp_path: Path, java: Java) -> None:
+    classes = tmp_path / "classes.lst"
+    classes.write_text("java/lang/Object id: 0\njava/lang/Str", encoding="utf-8")  # as if it were still written
+    folder = tmp_path / "archives"
+    (folder / "build-killed").mkdir(parents=True)
+    for age, name in enumerate(["kafka-new", "kafka-older", "kafka-oldest", "spark-oldest"]):
+        (folder / f"{name}.jsa").touch()
+        os.utime(folder / f"{name}.jsa", (1_000_000 - age, 1_000_000 - age))
+
+    assert build(str(java.executable), "", classes, folder / "kafka-made.jsa") == 0
+
+    assert (folder / "kafka-made.jsa").stat().st_size > 1_000_000
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"kafka-made.jsa", "kafka-new.jsa", "kafka-older.jsa", "spark-oldest.jsa", "lock"}
+
+
+def test_an_archive_that_another_has_made_is_not_made_again(tmp_path: Path) -> None:
+    made = tmp_path / "kafka-made.jsa"
+    made.write_text("made", encoding="utf-8")
+    assert build("no such java", "", tmp_path / "no such list", made) == 0
+    assert made.read_text(encoding="utf-8") == "made"
+
+
+def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    classes = tmp_path / "classes.lst"
+    classes.write_text("java/lang/Object id: 0\n", encoding="utf-8")
+    assert build("/bin/false", "", classes, tmp_path / "archives" / "kafka-x.jsa") != 0
+    assert [path.name for path in (tmp_path / "archives").iterdir()] == ["lock"]
