@@ -6,7 +6,9 @@
     ├── SetupError                3    this machine is not ready: Java, port, disk, jars, permissions
     ├── Unreachable               4    no cluster answers at the address
     └── Failed                    1    it was tried and did not work
-        └── NodeFailed            1    a process of the cluster did not start, or died
+        ├── NodeFailed            1    a process of the cluster did not start, or died
+        ├── Incompatible          1    a registry refuses a schema: it breaks readers of the subject
+        └── CodecError            1    a record does not fit its schema, or its bytes are damaged
 
 Each one says four things: the problem, why it is so, what to try, and where to look.
 They are printed in one place, the error boundary of the command line.
@@ -77,3 +79,11 @@ class Failed(HeadraceError):
 
 class NodeFailed(Failed):
     """A process of the cluster did not start, or died."""
+
+
+class Incompatible(Failed):
+    """A registry refuses a schema because readers of the subject would break."""
+
+
+class CodecError(Failed):
+    """A record does not fit its schema, or its bytes are damaged."""

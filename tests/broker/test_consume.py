@@ -240,3 +240,85 @@ def test_no_kafka_at_the_address(run: Headrace, tmp_path: Path) -> None:
     done = run("consume", "t", "--bootstrap", "127.0.0.1:1")
     assert done.code == 4
     assert "no Kafka answers at 127.0.0.1:1" in done.err
+
+
+def test_from_the_end_moves_a_group_there(headrace_cluster: Cluster, thousand: str) -> None:
+    group = f"{thousand}-skips"
+    assert list(consume(headrace_cluster, thousand, group=group, start="end")) == []
+    assert list(consume(headrace_cluster, thousand, group=group)) == []
+
+
+def test_where_a_new_group_begins_can_be_said_natively(headrace_cluster: Cluster, thousand: str) -> None:
+    latest = ConsumeOptions(settings={"auto.offset.reset": "latest"})
+    group = f"{thousand}-latest"
+    assert list(consume(headrace_cluster, thousand, group=group, options=latest)) == []
+    produce(headrace_cluster, thousand, ["new"])
+    assert [r.value for r in consume(headrace_cluster, thousand, group=group, options=latest)] == [b"new"]
+
+
+def test_a_slow_caller_is_no_silence(headrace_cluster: Cluster, headrace_topic: MakeTopic) -> None:
+    """`idle` is the topic's silence: time that the caller spends on a batch does not count."""
+    topic = headrace_topic()
+    produce(headrace_cluster, topic, map(str, range(25_000)))
+    run = reading(headrace_cluster, [topic], until="idle:500ms")
+    read = 0
+    for batch in run.batches():
+        read += len(batch.messages)
+        _be_busy(0.6)
+    assert read == 25_000
+
+
+def _be_busy(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    eventually(lambda: time.monotonic() > until, seconds + 5)
+
+
+def test_a_group_adds_to_its_file(headrace_cluster: Cluster, thousand: str, run: Headrace) -> None:
+    words = ("--group", f"{thousand}-file", "--until", "count:500", "--bootstrap", headrace_cluster.bootstrap)
+    for _ in range(2):
+        assert run("consume", thousand, *words, "-o", "out.csv").code == 0
+    lines = (run.folder / "out.csv").read_text().splitlines()
+    assert lines[0].startswith("topic,partition,offset")
+    assert len(set(lines)) == len(lines) == 1001
+    (run.folder / "out.parquet").touch()
+    refused = run("consume", thousand, *words, "-o", "out.parquet")
+    assert refused.code == 2
+    assert "error: out.parquet exists already" in refused.err
+
+
+@pytest.mark.parametrize("suffix", ["txt", "parquet"])
+def test_sigterm_is_a_clean_stop(
+    headrace_cluster: Cluster, headrace_topic: MakeTopic, run: Headrace, suffix: str
+) -> None:
+    topic = headrace_topic()
+    produce(headrace_cluster, topic, map(str, range(1000)))
+    group = ("--group", f"{topic}-g", "--bootstrap", headrace_cluster.bootstrap)
+    out = run.folder / f"out.{suffix}"
+    process = run.start("consume", topic, *group, "-f", "-o", out)
+    begun = out if suffix == "txt" else out.with_name("out.parquet.part")
+    eventually(lambda: begun.exists() and begun.stat().st_size > 1000, 60)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "processed a total of" in err
+    written = len(out.read_text().splitlines()) if suffix == "txt" else pq.read_table(out).num_rows
+    rest = run("consume", topic, *group)
+    assert written > 0
+    assert written + len(rest.out.splitlines()) == 1000
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_what_others_own_is_left_to_them(
+    headrace_cluster: Cluster, thousand: str, run: Headrace, protocol: str
+) -> None:
+    """Reading to the end is over for a member without partitions, once the group says that others have them all."""
+    words = ("--group", f"{thousand}-others", "--protocol", protocol, "--bootstrap", headrace_cluster.bootstrap)
+    others = run.start("consume", thousand, *words, "-f", "--members", 3, "-o", "others.txt")
+    written = run.folder / "others.txt"
+    eventually(lambda: written.exists() and len(written.read_text().splitlines()) == 1000, 60)
+    late = run("consume", thousand, *words, "--until", "end")
+    others.send_signal(signal.SIGTERM)
+    others.communicate(timeout=60)
+    assert late.code == 0
+    assert late.out.splitlines() == []
+    assert len(written.read_text().splitlines()) == 1000

@@ -216,15 +216,16 @@ def test_create_makes_the_topic(headrace_cluster: Cluster, run: Headrace, headra
     assert len(read(headrace_cluster.bootstrap, name)) == 1
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_flushes_what_was_accepted(
-    headrace_cluster: Cluster, headrace_topic: MakeTopic, run: Headrace, numbers: Path
+    headrace_cluster: Cluster, headrace_topic: MakeTopic, run: Headrace, numbers: Path, number: signal.Signals
 ) -> None:
     topic = headrace_topic()
     process = run.start(
         "--json", "--bootstrap", headrace_cluster.bootstrap, "produce", topic, numbers, "--rate", "100"
     )  # fmt: skip
     eventually(lambda: len(read(headrace_cluster.bootstrap, topic)) >= 20, 30)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, _ = process.communicate(timeout=30)
     report = json.loads(out)
     assert process.returncode == 130
@@ -238,3 +239,26 @@ def test_contradictions_are_usage_errors(headrace_cluster: Cluster, headrace_top
         produce(headrace_cluster, topic, ["x"], options=ProduceOptions(pace=Pace(replay=2)))
     with pytest.raises(UsageError, match="cannot share one stream"):
         produce(headrace_cluster, topic, "-", options=ProduceOptions(producers=2))
+
+
+def test_undelivered_records_of_an_earlier_run_are_kept_too(
+    headrace_cluster: Cluster, headrace_topic: MakeTopic, run: Headrace
+) -> None:
+    topic = headrace_topic(max_message_bytes="1000")
+    for letter in "ab":
+        done = run("produce", topic, "--bootstrap", headrace_cluster.bootstrap, stdin=letter * 2000)
+        assert done.code == 1
+    kept = (run.folder / f"{topic}.failed.ndjson").read_text().splitlines()
+    assert [json.loads(line)["value"][:1] for line in kept] == ["a", "b"]
+
+
+def test_a_file_of_undelivered_records_that_cannot_be_written(
+    headrace_cluster: Cluster, headrace_topic: MakeTopic, run: Headrace
+) -> None:
+    topic = headrace_topic()
+    where = ("--bootstrap", headrace_cluster.bootstrap, "--failed", "/dev/full")
+    done = run("produce", topic, *where, stdin="x" * 2_000_000 + "\ny\n")
+    assert done.code == 1
+    assert "1 record acknowledged, 1 failed, of 2 read" in done.err
+    assert "error: records that should be kept in /dev/full are not all there" in done.err
+    assert "why: No space left on device" in done.err

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from headrace.cluster import Cluster
+from headrace.errors import Failed
 from headrace.transport.consume import ConsumeOptions, consume
+from headrace.transport.produce import produce
 from headrace.transport.transactions import TransactionPlan, produce_in_transactions, transaction
 from tests.conftest import Headrace
 
@@ -81,3 +83,70 @@ def test_the_older_of_two_producers_with_one_id_is_fenced(headrace_cluster: Clus
     assert report.error is not None
     assert "was fenced" in report.error.problem
     assert values(headrace_cluster, topic, committed=True) == ["before", "newer"]
+
+
+def test_records_in_transactions_are_shaped_like_all_others(
+    headrace_cluster: Cluster, headrace_topic: MakeTopic, run: Headrace
+) -> None:
+    topic = headrace_topic(partitions=3)
+    done = run(
+        "produce", topic, "--transaction", 2, "--key-field", "k", "--partition", 2, "--header", "a=b",
+        "--timestamp-field", "at", "--bootstrap", headrace_cluster.bootstrap, stdin='{"k":"x","at":1600000000}\n' * 3,
+    )  # fmt: skip
+    assert done.code == 0
+    found = list(consume(headrace_cluster, topic))
+    assert [(r.partition, r.key, r.timestamp_ms, r.headers) for r in found] == [
+        (2, b"x", 1_600_000_000_000, (("a", b"b"),))
+    ] * 3
+
+
+@pytest.mark.parametrize("limit", ["the client's", "the topic's"])
+def test_a_record_that_is_too_large_fails_its_transaction_and_no_other(
+    headrace_cluster: Cluster, headrace_topic: MakeTopic, run: Headrace, limit: str
+) -> None:
+    topic = headrace_topic(max_message_bytes="1000" if limit == "the topic's" else "1000000")
+    large = "x" * (2_000_000 if limit == "the client's" else 2000)
+    done = run(
+        "produce", topic, "--transaction", 1, "--bootstrap", headrace_cluster.bootstrap, stdin=f"a\n{large}\nb\n"
+    )
+    assert done.code == 1
+    assert "transaction 2: failed, 1 records" in done.err
+    assert "error: 1 records could not be committed" in done.err
+    assert "Message size too large" in done.err
+    assert values(headrace_cluster, topic, committed=True) == ["a", "b"]
+
+
+def test_a_transaction_larger_than_the_clients_queue_waits_for_room(
+    headrace_cluster: Cluster, headrace_topic: MakeTopic
+) -> None:
+    topic = headrace_topic()
+    report = produce_in_transactions(
+        headrace_cluster,
+        topic,
+        map(str, range(1000)),
+        TransactionPlan(size=1000),
+        settings={"queue.buffering.max.messages": 100},
+    )
+    assert report.records("committed") == 1000
+    assert len(values(headrace_cluster, topic, committed=True)) == 1000
+
+
+def test_what_has_no_meaning_in_a_transaction_is_refused(
+    headrace_cluster: Cluster, headrace_topic: MakeTopic, run: Headrace
+) -> None:
+    where = ("--bootstrap", headrace_cluster.bootstrap, "--transaction", 2)
+    for words in (("--rate", 5), ("--producers", 2), ("--flush", "each")):
+        done = run("produce", headrace_topic(), *where, *words, stdin="x")
+        assert (done.code, done.out) == (2, "")
+        assert f"error: {words[0]} has no meaning in transactions" in done.err
+
+
+def test_a_block_whose_commit_is_refused_leaves_nothing_open(
+    headrace_cluster: Cluster, headrace_topic: MakeTopic
+) -> None:
+    """An open transaction would hold up read_committed readers until its timeout, a minute later."""
+    topic = headrace_topic(max_message_bytes="1000")
+    with pytest.raises(Failed), transaction(headrace_cluster) as tx:
+        tx.send(topic, "x" * 2000)
+    produce(headrace_cluster, topic, ["after"])
+    assert values(headrace_cluster, topic, committed=True) == ["after"]

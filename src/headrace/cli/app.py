@@ -13,13 +13,15 @@ import click
 
 from headrace import __version__
 from headrace.cli.output import TerminalProgress, say, show_error
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from headrace.cluster import Cluster
     from headrace.transport.client import Connection
+    from headrace.transport.schemas import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
+_REGISTRY_PROPERTIES = ("schema.registry.", "basic.auth.")
 
 
 @dataclass
@@ -29,6 +31,7 @@ class App:
     home: Path | None = None
     bootstrap: str | None = None
     properties: Path | None = None
+    registry_url: str | None = None
     json: bool = False
     quiet: bool = False
     verbose: bool = False
@@ -47,8 +50,27 @@ class App:
         from headrace.transport.client import Connection, read_properties
 
         properties = read_properties(self.properties) if self.properties else {}
+        # The registry's settings may stand in the same file; librdkafka would refuse them.
+        properties = {n: v for n, v in properties.items() if not n.startswith(_REGISTRY_PROPERTIES)}
         named = properties.pop("bootstrap.servers", None) or properties.pop("metadata.broker.list", None)
         return Connection(self.bootstrap or named or self.cluster().bootstrap, properties)
+
+    def registry(self) -> Registry:
+        """The registry that is meant: --registry, else the environment, else the file of -F, else this cluster's."""
+        from headrace.transport.client import read_properties
+        from headrace.transport.schemas import Registry
+
+        properties = read_properties(self.properties) if self.properties else {}
+        url = self.registry_url or os.environ.get("HEADRACE_REGISTRY") or properties.get("schema.registry.url")
+        if not url and self.bootstrap:
+            raise UsageError(
+                "a foreign Kafka is named, but no schema registry",
+                why="neither --registry, nor HEADRACE_REGISTRY, nor schema.registry.url in a file given with -F",
+                hint="--registry http://127.0.0.1:8081",
+            )
+        url = url or self.cluster().registry
+        user_info = properties.get("schema.registry.basic.auth.user.info") or properties.get("basic.auth.user.info")
+        return Registry(url, user_info=user_info)
 
     def say(self, text: str) -> None:
         if not self.quiet:
@@ -82,6 +104,9 @@ _ANY_KAFKA = (
     _option("-F", keeps="properties", metavar="FILE", type=click.Path(path_type=Path),
             help="Client properties, in librdkafka's names."),
 )  # fmt: skip
+registry_option = _option(
+    "--registry", keeps="registry_url", metavar="URL", help="Address of a schema registry. [default: the cluster's]"
+)
 
 
 def everywhere(command: F) -> F:
@@ -97,6 +122,11 @@ def any_kafka(command: F) -> F:
     for option in reversed(_ANY_KAFKA):
         command = option(command)
     return command
+
+
+def any_registry(command: F) -> F:
+    """Adds the options of a command that works against any schema registry, and those of every command."""
+    return registry_option(_ANY_KAFKA[1](everywhere(command)))
 
 
 class Trunk(click.Group):

@@ -45,6 +45,14 @@ _FOLLOW_EVERY_S = 0.2
     metavar="KEY=VALUE",
     help="A native Kafka property of every node; an empty value takes it back.",
 )
+@click.option(
+    "--with",
+    "services",
+    callback=words,
+    metavar="registry,connect",
+    help="Services beside the brokers; all: every one of them.",
+)
+@click.option("--plugins", type=click.Path(path_type=Path), metavar="DIR", help="Plugins of your own for Connect.")
 @everywhere
 @click.pass_obj
 def up(app: App, /, kafka: dict[str, str], **flags: Any) -> None:
@@ -57,8 +65,11 @@ def up(app: App, /, kafka: dict[str, str], **flags: Any) -> None:
     headrace up
     headrace up --brokers 6 --racks a,b
     headrace up --brokers 3 --controllers 3 --set log.retention.ms=86400000
+    headrace up --with registry,connect
     """  # fmt: skip
     began = time.monotonic()
+    if flags["services"] == ("all",):
+        flags["services"] = ("registry", "connect")
     cluster = app.cluster(kafka=kafka or None, **flags)
     cluster.up()
     if app.json:
@@ -67,6 +78,8 @@ def up(app: App, /, kafka: dict[str, str], **flags: Any) -> None:
     spec = cluster.spec
     app.say(f"ready in {time.monotonic() - began:.1f} s: {len(spec.brokers)} brokers, Kafka {spec.kafka_version}")
     app.say(f"home {cluster.home.root}")
+    for service in spec.services:
+        app.say(f"{service.name} {spec.url(service.name)}")
     click.echo(cluster.bootstrap)
 
 
@@ -118,7 +131,9 @@ def _print_status(found: ClusterStatus) -> None:
         click.echo(f"no cluster in {found.home}: headrace up makes one")
         return
     facts: dict[str, object] = {"state": click.style(found.state, fg="green" if found.state == "up" else "yellow")}
-    facts |= {"bootstrap": found.bootstrap, "home": found.home, "kafka": found.kafka_version}
+    facts |= {"bootstrap": found.bootstrap}
+    facts |= {name: url for name, url in (("registry", found.registry), ("connect", found.connect)) if url}
+    facts |= {"home": found.home, "kafka": found.kafka_version}
     if found.quorum:
         names = {node.node_id: node.name for node in found.nodes}
         facts["controller"] = f"{names.get(found.quorum.leader_id, '?')} (epoch {found.quorum.leader_epoch})"
@@ -135,7 +150,8 @@ def _print_status(found: ClusterStatus) -> None:
     print_table(
         ("node", "id", "roles", "state", "pid", "port", "rack", "uptime", "memory", "data"),
         [
-            (n.name, n.node_id, n.roles, n.state, n.pid or "-", n.port or n.controller_port, n.rack or "-",
+            (n.name, "-" if n.node_id is None else n.node_id, n.roles, n.state, n.pid or "-",
+             n.port or n.controller_port, n.rack or "-",
              duration(n.uptime_s), size(n.memory_bytes), size(n.log_dir_bytes))
             for n in found.nodes
         ],
@@ -145,7 +161,9 @@ def _print_status(found: ClusterStatus) -> None:
 def _node_command(name: str, done: str, text: str) -> None:
     """Adds the command `name NODE`, which calls the verb of the same name."""
 
-    @cli.command(name, help=f"{text}\n\nNODE: 2, broker-2, controller-1 (headrace status lists them).")
+    @cli.command(
+        name, help=f"{text}\n\nNODE: 2, broker-2, controller-1, registry, connect (headrace status lists them)."
+    )
     @click.argument("node")
     @everywhere
     @click.pass_obj
@@ -154,7 +172,7 @@ def _node_command(name: str, done: str, text: str) -> None:
         verb: Callable[[str], None] = getattr(cluster, name)
         began = time.monotonic()
         verb(node)
-        app.say(f"{cluster.spec.node(node).name} {done} ({time.monotonic() - began:.1f} s)")
+        app.say(f"{cluster.name_of(node)} {done} ({time.monotonic() - began:.1f} s)")
 
 
 _node_command("start", "runs", "Start a node that is stopped or dead, and wait until it is a member again.")
@@ -178,7 +196,7 @@ def logs(app: App, node: str, follow: bool, lines: int) -> None:
     headrace logs 2
     headrace logs broker-2 -f
     """
-    from headrace.cluster.broker import tail
+    from headrace.cluster.node import tail
 
     path = app.cluster().log(node)
     for line in tail(path, lines):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import click
 
 from headrace.cli.app import App, any_kafka, cli
+from headrace.cli.codecs import codec_options, codecs
 from headrace.cli.output import counted, say, size
 from headrace.cli.values import pairs
 from headrace.errors import Failed, UsageError
@@ -67,7 +70,10 @@ _BY_SUFFIX = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".ndjson": 
     metavar="PATTERN",
     help=r"As in '%t/%p@%o %k=%v\n': topic, partition, offset, key, value; %h headers, %T time, %m member.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write to a file.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write to a file; a group adds to it."
+)
+@codec_options
 @click.option("--check-order", metavar="FIELD", help="Verify that this field ascends within each key.")
 @click.option(
     "--set",
@@ -90,15 +96,19 @@ def consume(app: App, /, topics: tuple[str, ...], **flags: Any) -> None:
     headrace consume breadcrumbs -f --from end                 what comes in from now on
     headrace consume a b --group mine --members 3              a group of three
     headrace consume breadcrumbs --key 1 --key 3 --json | jq .value
+    headrace consume rides --value registry --json | jq .value.total_amount
     headrace consume breadcrumbs --from -15min -o recent.parquet
     """  # fmt: skip
     from headrace.transport.consume import reading
     from headrace.transport.outputs import OrderCheck
 
+    # Whoever ends us with `kill` or `timeout` wants the offsets committed and the file whole too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     check = OrderCheck(flags["check_order"]) if flags["check_order"] else None
     with ExitStack() as stack:
         writer = _writer(app, flags, stack)
-        run = reading(app.connection(), topics, options=_options(flags, writer))
+        coded = codecs(app, stack, topics[0] if len(topics) == 1 else None, flags, reading=True)
+        run = reading(app.connection(), topics, options=replace(_options(flags, writer), **coded))
         try:
             for batch in run.batches():
                 writer.write(batch)
@@ -111,6 +121,8 @@ def consume(app: App, /, topics: tuple[str, ...], **flags: Any) -> None:
                 _summary(run.report, flags["members"])
     if check:
         _conclude_check(app, check)
+    if run.report.undecodable:
+        raise click.exceptions.Exit(1)
 
 
 def _options(flags: dict[str, Any], writer: Writer) -> Any:
@@ -148,22 +160,30 @@ def _writer(app: App, flags: dict[str, Any], stack: ExitStack) -> Writer:
     if form == "parquet":
         if path is None:
             raise UsageError("Parquet cannot be written to the screen", hint="-o FILE.parquet")
+        if flags["group"] and path.exists():
+            raise UsageError(
+                f"{path} exists already",
+                why="the group goes on behind the records in it, and a Parquet file cannot be added to",
+                hint="name another file",
+            )
         return outputs.ParquetWriter(path)
-    stream = stack.enter_context(_open(path)) if path else sys.stdout.buffer
+    # A group goes on where it stands, and so does its file: what was written once is not read again.
+    stream = stack.enter_context(_open(path, "ab" if flags["group"] else "wb")) if path else sys.stdout.buffer
     if flags["pattern"]:
         return outputs.StreamWriter(stream, outputs.format_encoder(flags["pattern"]))
     if form == "table":
         encode = outputs.table_encoder(shutil.get_terminal_size((120, 24)).columns)
         return outputs.StreamWriter(stream, encode, heading=outputs.TABLE_HEADING)
     if form == "csv":
-        return outputs.StreamWriter(stream, outputs.encode_csv, heading=outputs.CSV_HEADING)
+        begun = path is not None and stream.tell() > 0
+        return outputs.StreamWriter(stream, outputs.encode_csv, heading=b"" if begun else outputs.CSV_HEADING)
     return outputs.StreamWriter(stream, outputs.encode_ndjson if form == "json" else outputs.values_encoder())
 
 
-def _open(path: Path) -> BinaryIO:
+def _open(path: Path, mode: Literal["ab", "wb"]) -> BinaryIO:
     try:
         # Unbuffered: the writer writes whole batches, and nothing may linger that could not be written.
-        return path.open("wb", buffering=0)
+        return path.open(mode, buffering=0)
     except OSError as error:
         raise UsageError(f"{path} cannot be written", why=error.strerror) from None
 
@@ -181,6 +201,10 @@ def _summary(report: ConsumeReport, members: int) -> None:
     idle = [m for m in range(1, members + 1) if not any(key[0] == m for key in report.spans)]
     if idle and members > 1:
         say(f"  without records: member {', '.join(map(str, idle))}")
+    if report.undecodable:
+        say(f"  not decoded: {counted(report.undecodable, 'record')}")
+        for sample in report.undecodable_samples:
+            say(f"    {sample}")
     for note in report.notes:
         say(f"  note: {note}")
 

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from headrace.cli.app import App, any_kafka, cli
+from headrace.cli.codecs import codec_options, codecs
 from headrace.cli.output import counted, print_json, say, size
 from headrace.cli.values import every, pairs, span, whole_range, words
-from headrace.errors import HeadraceError, UsageError
+from headrace.errors import Failed, HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from headrace.transport.produce import ProduceOptions, ProduceReport
+    from headrace.transport.shaping import Shaping
     from headrace.transport.transactions import TransactionReport, TransactionResult
 
+_PLACES_SHOWN = 20
 _SHAPES = ["lines", "ndjson", "array", "concatenated", "strings", "csv", "csv-no-header"]
 
 
@@ -53,6 +60,7 @@ _SHAPES = ["lines", "ndjson", "array", "concatenated", "strings", "csv", "csv-no
 @click.option("--timestamp-field", metavar="FIELD", help="The record's time is this field.")
 @click.option("--value-fields", callback=words, metavar="A,B,…", help="The value is a JSON array of these fields.")
 @click.option("--null-value", metavar="TEXT", help="A value that is exactly this becomes null (a tombstone).")
+@codec_options
 @click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True)
 @click.option("--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]))
 @click.option("--no-idempotence", is_flag=True, help="Let retries write a record twice.")
@@ -113,24 +121,33 @@ def produce(app: App, /, topic: str, file: str, **flags: Any) -> None:
     \b
     headrace produce breadcrumbs day.json --key-field VEHICLE_ID
     echo hello | headrace produce greetings --create
+    headrace produce rides rides.csv --value avro:ride.avsc --key-codec avro:ride_key.avsc
     headrace produce rides rides.csv --random-key 1-5 --seed 7 --rate 100
     headrace produce iris iris.csv --value-fields sepal_length,sepal_width \\
         --route species:virginica=virginicasetosa/0,setosa=virginicasetosa/1,versicolor=versicolor/0+1
     headrace produce a day.json --transaction 4 --wait 2s --commit-probability 0.5 --seed 7
     """  # fmt: skip
+    # Whoever ends us with `kill` or `timeout` wants the account too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if file == "-" and sys.stdin.isatty():
         app.say("type records, one a line; Ctrl-D ends")
     if flags["create"]:
         _create(app, topic, flags)
     if flags["transaction"] or flags["topics"]:
+        if flags["value"] or flags["key_codec"]:
+            raise UsageError("records in transactions are sent as they are", hint="leave out --value and --key-codec")
         _in_transactions(app, topic, file, flags)
         return
     kept = _KeptFile(flags["failed_file"] or Path(f"{topic}.failed.ndjson"))
     aside = _KeptFile(Path(f"{Path(file).name if file != '-' else topic}.bad.ndjson"))
-    with kept, aside, _meter(app, file) as show:
+    with contextlib.ExitStack() as stack, kept, aside, _meter(app, file) as show:
         from headrace.transport.produce import produce as send
 
-        report = send(app.connection(), topic, file, options=_options(topic, flags, kept, aside, show))
+        options = _options(topic, flags, kept, aside, show)
+        coded = codecs(app, stack, topic, flags, reading=False)
+        report = send(
+            app.connection(), topic, file, options=replace(options, shaping=replace(options.shaping, **coded))
+        )
     _conclude(app, report, kept, aside)
 
 
@@ -138,9 +155,9 @@ def _create(app: App, topic: str, flags: dict[str, Any]) -> None:
     from headrace.transport.admin import Admin, NewTopic
 
     admin = Admin(app.connection())
-    if topic not in {found.name for found in admin.topics(internal=True)}:
-        admin.create_topics([NewTopic(topic, flags["partitions"], flags["replication"])])
-        app.say(f"created topic {topic}")
+    for name in dict.fromkeys(flags["topics"] or [topic]):
+        if admin.ensure_topic(NewTopic(name, flags["partitions"], flags["replication"])):
+            app.say(f"created topic {name}")
 
 
 def _options(
@@ -148,21 +165,7 @@ def _options(
 ) -> ProduceOptions:
     from headrace.transport.pace import Pace
     from headrace.transport.produce import ProduceOptions
-    from headrace.transport.shaping import Shaping, parse_route
 
-    encoded = {name: flags[name].encode() if flags[name] is not None else None for name in ("key", "null_value")}
-    shaping = Shaping(
-        key_field=flags["key_field"],
-        key=encoded["key"],
-        random_key=flags["random_key"],
-        partition=flags["partition"],
-        route=parse_route(flags["route"], topic) if flags["route"] else None,
-        timestamp_field=flags["timestamp_field"],
-        headers=tuple((name, value.encode()) for name, value in flags["headers"].items()),
-        value_fields=flags["value_fields"] or (),
-        null_value=encoded["null_value"],
-        seed=flags["seed"],
-    )
     flush_every, flush_at_end = _flush(flags["flush"])
     pace = Pace(
         rate=flags["rate"],
@@ -173,7 +176,7 @@ def _options(
         replay=flags["replay"],
     )
     return ProduceOptions(
-        shaping=shaping,
+        shaping=_shaping(topic, flags),
         pace=pace,
         input=_input(flags, aside),
         settings=_settings(flags),
@@ -181,6 +184,24 @@ def _options(
         key_per_producer=flags["key_per_producer"],
         on_failed=kept.failed,
         on_progress=show,
+    )
+
+
+def _shaping(topic: str, flags: dict[str, Any]) -> Shaping:
+    from headrace.transport.shaping import Shaping, parse_route
+
+    encoded = {name: flags[name].encode() if flags[name] is not None else None for name in ("key", "null_value")}
+    return Shaping(
+        key_field=flags["key_field"],
+        key=encoded["key"],
+        random_key=flags["random_key"],
+        partition=flags["partition"],
+        route=parse_route(flags["route"], topic) if flags["route"] else None,
+        timestamp_field=flags["timestamp_field"],
+        headers=tuple((name, value.encode()) for name, value in flags["headers"].items()),
+        value_fields=flags["value_fields"] or (),
+        null_value=encoded["null_value"],
+        seed=flags["seed"],
     )
 
 
@@ -215,12 +236,18 @@ def _settings(flags: dict[str, Any]) -> dict[str, str | bool]:
 
 
 class _KeptFile:
-    """An NDJSON file for records that must not be lost; it exists only if there are any."""
+    """An NDJSON file for records that must not be lost, neither these nor those of an earlier run.
+
+    It exists only if there are any. Several producers write to it. A record that cannot be kept stops no other:
+    what became of the rest is still reported, and `error` says that the file is not complete.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.count = 0
+        self.error: Failed | None = None
         self._file: Any = None
+        self._lock = threading.Lock()
 
     def __enter__(self) -> _KeptFile:
         return self
@@ -245,10 +272,24 @@ class _KeptFile:
         self._write({"place": str(piece.place), "reason": piece.reason, "data": text_or_base64(piece.data)})
 
     def _write(self, document: dict[str, Any]) -> None:
+        line = json.dumps(document, ensure_ascii=False).encode() + b"\n"
+        with self._lock:
+            try:
+                self._append(line)
+            except OSError as error:
+                self.error = Failed(
+                    f"records that should be kept in {self.path} are not all there",
+                    why=error.strerror or str(error),
+                    hint="make room, or name another file with --failed, and send the input again",
+                )
+            else:
+                self.count += 1
+
+    def _append(self, line: bytes) -> None:
         if self._file is None:
-            self._file = self.path.open("w", encoding="utf-8")
-        self._file.write(json.dumps(document, ensure_ascii=False) + "\n")
-        self.count += 1
+            self._file = self.path.open("ab", buffering=0)
+        if self._file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @contextlib.contextmanager
@@ -290,8 +331,9 @@ def _conclude(app: App, report: ProduceReport, kept: _KeptFile, aside: _KeptFile
     if report.bad:
         where = f"kept in {aside.path}" if aside.count else "left out"
         say(f"no record, and {where}: {counted(report.bad, 'piece')} of the input")
-    if report.error:
-        raise report.error
+    for error in (report.error, kept.error, aside.error):
+        if error:
+            raise error
     if report.interrupted:
         raise KeyboardInterrupt
     if report.failed:
@@ -317,6 +359,7 @@ def _summary(report: ProduceReport) -> None:
 def _in_transactions(app: App, topic: str, file: str, flags: dict[str, Any]) -> None:
     from headrace.transport.transactions import TransactionPlan, produce_in_transactions
 
+    _refuse_in_transactions(flags)
     plan = TransactionPlan(
         size=flags["transaction"] or 1,
         wait_s=flags["wait"] or 0.0,
@@ -329,14 +372,29 @@ def _in_transactions(app: App, topic: str, file: str, flags: dict[str, Any]) -> 
     with _KeptFile(Path(f"{Path(file).name if file != '-' else topic}.bad.ndjson")) as aside:
         report = produce_in_transactions(
             app.connection(), topic, file, plan,
-            input_options=_input(flags, aside), settings=flags["settings"],
+            shaping=_shaping(topic, flags), input_options=_input(flags, aside), settings=_settings(flags),
             on_result=None if app.quiet or app.json else _say_transaction,
         )  # fmt: skip
+    if aside.count:
+        say(f"no record, and kept in {aside.path}: {counted(aside.count, 'piece')} of the input")
     _conclude_transactions(app, report)
+    if aside.error:
+        raise aside.error
+
+
+def _refuse_in_transactions(flags: dict[str, Any]) -> None:
+    """What a transaction has no use for is not passed over in silence."""
+    names = ("producers", "key_per_producer", "rate", "pause_ms", "pause_every", "flush", "replay", "failed_file")
+    for name in names:
+        if flags[name] not in (None, False, 1, "end"):
+            option = "--" + name.removesuffix("_file").replace("_", "-")
+            raise UsageError(f"{option} has no meaning in transactions", hint="--wait holds each of them open")
 
 
 def _say_transaction(result: TransactionResult) -> None:
-    places = ", ".join(f"{topic}/{partition}@{offset}" for topic, partition, offset in result.offsets)
+    shown = [f"{topic}/{partition}@{offset}" for topic, partition, offset in result.offsets[:_PLACES_SHOWN]]
+    more = len(result.offsets) - len(shown)
+    places = ", ".join(shown) + (f" and {more:,} more" if more else "")
     colour = {"committed": "green", "aborted": "yellow"}.get(result.outcome, "red")
     reason = f" ({result.reason})" if result.reason else ""
     outcome = click.style(result.outcome, fg=colour)
@@ -344,7 +402,7 @@ def _say_transaction(result: TransactionResult) -> None:
 
 
 def _conclude_transactions(app: App, report: TransactionReport) -> None:
-    outcomes = {name: report.records(name) for name in ("committed", "aborted", "fenced", "unknown")}
+    outcomes = {name: report.records(name) for name in ("committed", "aborted", "failed", "fenced", "unknown")}
     if app.json:
         print_json({
             "transactional_id": report.transactional_id, "seconds": report.seconds, "records": outcomes,
@@ -357,6 +415,9 @@ def _conclude_transactions(app: App, report: TransactionReport) -> None:
         raise report.error
     if report.interrupted:
         raise KeyboardInterrupt
+    if outcomes["failed"]:
+        reasons = [result.reason for result in report.transactions if result.outcome == "failed"]
+        raise Failed(f"{outcomes['failed']} records could not be committed", why=reasons[0])
     if outcomes["unknown"]:
         raise HeadraceError(
             f"the outcome of {outcomes['unknown']} records is unknown",

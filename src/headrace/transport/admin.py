@@ -319,6 +319,13 @@ class Admin:
         self.settle(futures, "create topic {name}", lambda name, error: self._why_not_created(wanted[name], error))
         self._wait_for_leaders(wanted)
 
+    def ensure_topic(self, topic: NewTopic) -> bool:
+        """The topic exists; True if it was created just now."""
+        if topic.name in {found.name for found in self.topics(internal=True)}:
+            return False
+        self.create_topics([topic])
+        return True
+
     def alter_topic(
         self, name: str, *, partitions: int | None = None, configs: Mapping[str, str | None] | None = None
     ) -> None:

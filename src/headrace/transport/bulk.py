@@ -350,15 +350,20 @@ def _size(parts: Sequence[bytes | None]) -> int:
 
 @contextmanager
 def _interrupt_deferred() -> Iterator[None]:
-    """Ctrl-C during the block is answered after it, so that nothing happens without being counted."""
+    """Ctrl-C or SIGTERM during the block is answered after it, so that nothing happens without being counted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     caught: list[tuple[int, FrameType | None]] = []
-    handler = signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    # Only what Python would answer: a signal that is ignored, or ends the process at once, is left to do so.
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda number, frame: caught.append((number, frame)))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-        if caught and callable(handler):
-            handler(*caught[0])
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for signalled, frame in caught[:1]:
+            cast(Callable[[int, FrameType | None], object], handlers[signal.Signals(signalled)])(signalled, frame)

@@ -17,14 +17,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from headrace.errors import Failed, HeadraceError, UsageError
+from headrace.errors import CodecError, Failed, HeadraceError, UsageError
 from headrace.transport.admin import Admin
 from headrace.transport.client import Connection, HasBootstrap, connect, unreachable
 from headrace.transport.offsets import Isolation, Place, Start, Until, look_up
-from headrace.transport.records import Filter, Record
+from headrace.transport.records import Filter, Record, one_line
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from headrace.transport.codec import Codec
 
 # librdkafka pauses a full second whenever its queue is full, and fetches 1 MB at a time: fine for a trickle,
 # a third of the speed on a backlog.
@@ -36,11 +38,14 @@ _TUNED: Mapping[str, Any] = {
     "queued.max.messages.kbytes": 131_072,
 }
 _BATCH = 10_000
+_SAMPLES = 5
 _POLL_S = 0.1
 _COMMIT_EVERY_S = 1.0
 # Partitions of a group that nobody here owns belong to members elsewhere, if that lasts longer than a rebalance.
 _REBALANCE_GRACE_S = 3.0
 _JOIN_PATIENCE_S = 60.0
+# As long as a producer waits for a broker: records that are known to be there and do not come are no silence.
+_SILENCE_PATIENCE_S = 120.0
 # Members wait for each other before the first record, else the first one there reads a short topic alone.
 _COMPANY_PATIENCE_S = 5.0
 
@@ -58,6 +63,9 @@ class ConsumeOptions:
     protocol: Literal["classic", "consumer"] = "classic"
     members: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
+    #: Read values, and keys, as their schemas say.
+    value_codec: Codec | None = None
+    key_codec: Codec | None = None
     #: Called when the last record was handed on; with it nothing is committed before it has returned.
     on_finish: Callable[[], None] | None = None
 
@@ -104,6 +112,9 @@ class ConsumeReport:
     seconds: float = 0.0
     spans: dict[tuple[int, str, int], Span] = field(default_factory=dict)
     ownership: list[OwnershipEvent] = field(default_factory=list)
+    #: Keys and values that their codec could not read, and the first few of them in words.
+    undecodable: int = 0
+    undecodable_samples: list[str] = field(default_factory=list)
     #: Facts that somebody should know, like records that expired before this group read them.
     notes: list[str] = field(default_factory=list)
 
@@ -114,9 +125,21 @@ class Batch:
 
     member: int
     messages: list[Any]
+    #: What the codecs of the reading made of values and keys, in the same order.
+    decoded: list[Any] | None = None
+    decoded_keys: list[Any] | None = None
+
+    @property
+    def with_codec(self) -> bool:
+        return self.decoded is not None or self.decoded_keys is not None
+
+    def parts(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Each message with its decoded value and key, None where there is no codec."""
+        nothing: list[Any] = [None] * len(self.messages)
+        return zip(self.messages, self.decoded or nothing, self.decoded_keys or nothing, strict=True)
 
     def records(self) -> Iterator[Record]:
-        return (Record.of(message, self.member) for message in self.messages)
+        return (Record.of(message, self.member, value, key) for message, value, key in self.parts())
 
 
 def consume(
@@ -187,11 +210,14 @@ class Reading:
         self.ends = self._offsets_at_end()
         self.positions: dict[Place, int] = {}
         self.assigned: dict[int, set[Place]] = {}
+        self.member_ids: set[str] = set()
         self.stopping = threading.Event()
         self.lock = threading.Lock()
         self.began = time.monotonic()
         self.last_record = self.began
+        self.unassigned_since = self.began
         self._foreign_since: float | None = None
+        self._over = False
 
     def batches(self) -> Iterator[Batch]:
         """Batch after batch until the end that was asked for. Closing the iterator ends the reading cleanly."""
@@ -218,11 +244,18 @@ class Reading:
     def _offsets_at_start(self) -> dict[Place, int]:
         """Where each partition begins, unless the group knows better."""
         kind = self.start.kind
-        at = Start("beginning") if kind == "committed" else self.start
+        new_group = Start("end" if self.new_group_at_end else "beginning")
+        at = new_group if kind == "committed" else self.start
         found = look_up(self.connection, self.places, at)
         if kind == "offset":
             self._clamp(found)
         return found
+
+    @property
+    def new_group_at_end(self) -> bool:
+        """True if a group without an offset is to begin at the end, by the native property."""
+        given = {**self.connection.properties, **self.options.settings}
+        return given.get("auto.offset.reset") in {"latest", "largest", "end"}
 
     def _clamp(self, offsets: dict[Place, int]) -> None:
         first = look_up(self.connection, self.places, Start("beginning"))
@@ -252,9 +285,10 @@ class Reading:
                 if batch:
                     yield batch
                     member.handed_on()
-            if self.options.on_finish:
-                self.options.on_finish()
-                member.settled = True
+            member.settle()
+        except KeyboardInterrupt:
+            member.settle()
+            raise
         finally:
             member.close()
 
@@ -304,21 +338,61 @@ class Reading:
             member.close()
 
     def finished(self) -> bool:
-        """True when the end that was asked for is reached, by all members together."""
+        """True when the end that was asked for is reached, by all members together; from then on it stays so."""
+        self._over = self._over or self.stopping.is_set() or self._is_over()
+        return self._over
+
+    def _is_over(self) -> bool:
         until, now = self.options.until, time.monotonic()
-        if self.stopping.is_set():
-            return True
         if until.kind == "count":
             return self.report.matched >= until.value
         if not self.assigned:
-            if now - self.began > _JOIN_PATIENCE_S:
-                raise unreachable(self.connection.bootstrap, f"no partitions were assigned in {_JOIN_PATIENCE_S:.0f} s")
+            self._wait_for_partitions(now)
             return False
         if until.kind == "idle":
-            return now - self.last_record >= until.value
+            return now - self.last_record >= until.value and self._nothing_is_left(now)
         if self.ends is not None:
             return self._all_read(self.ends, now)
         return until.kind == "time" and time.time() * 1000 >= until.value
+
+    def _wait_for_partitions(self, now: float) -> None:
+        if now - self.unassigned_since <= _JOIN_PATIENCE_S:
+            return
+        if self.options.protocol == "classic":
+            raise unreachable(self.connection.bootstrap, f"no partitions were assigned in {_JOIN_PATIENCE_S:.0f} s")
+        look_up(self.connection, self.places[:1], Start("end"))
+        # The brokers answer, so the group has nothing for us; the new protocol (KIP-848) does not say so.
+        self.assigned[1] = set()
+
+    def _nothing_is_left(self, now: float) -> bool:
+        """True if the brokers say so too: one that hangs or is gone is as silent as a topic without writers."""
+        ours = sorted(self._ours())
+        try:
+            ends = look_up(self.connection, ours, Start("end"), self.options.isolation) if ours else {}
+        except HeadraceError:
+            if now - self.last_record > _SILENCE_PATIENCE_S:
+                raise
+            return False
+        left = self._unread(ends)
+        self._check_patience(left, ends, now)
+        return not left
+
+    def _unread(self, ends: Mapping[Place, int]) -> list[Place]:
+        return [place for place in ends if self.positions.get(place, self.starts[place]) < ends[place]]
+
+    def _check_patience(self, left: Sequence[Place], ends: Mapping[Place, int], now: float) -> None:
+        if left and now - self.last_record > _SILENCE_PATIENCE_S + self.options.until.value * (self.ends is None):
+            topic, partition = place = left[0]
+            stands = self.positions.get(place, self.starts[place])
+            raise unreachable(
+                self.connection.bootstrap,
+                f"{topic}/{partition} ends at {ends[place]}, and nothing came after {stands}"
+                f" for {_SILENCE_PATIENCE_S:.0f} s",
+            )
+
+    def _ours(self) -> set[Place]:
+        with self.lock:
+            return set().union(*self.assigned.values())
 
     def everybody_is_here(self) -> bool:
         """True once all members have joined. The new protocol (KIP-848) tells only those who own something."""
@@ -327,16 +401,36 @@ class Reading:
         return len(self.assigned) >= expected or time.monotonic() - self.began > _COMPANY_PATIENCE_S
 
     def _all_read(self, ends: Mapping[Place, int], now: float) -> bool:
-        open_places = [place for place in ends if self.positions.get(place, self.starts[place]) < ends[place]]
+        open_places = self._unread(ends)
         if not open_places:
             return True
-        ours = set().union(*self.assigned.values())
-        if ours.intersection(open_places):
+        ours = self._ours().intersection(open_places)
+        # Between two assignments of a classic group nobody knows yet what is ours.
+        unsettled = self.options.protocol == "classic" and len(self.assigned) < self.options.members
+        if ours or unsettled:
             self._foreign_since = None
+            self._check_patience(sorted(ours), ends, now)
             return False
         if self._foreign_since is None:
             self._foreign_since = now
-        return now - self._foreign_since > _REBALANCE_GRACE_S
+        if now - self._foreign_since <= _REBALANCE_GRACE_S:
+            return False
+        self._foreign_since = now
+        return self._others_own(open_places, now)
+
+    def _others_own(self, places: Sequence[Place], now: float) -> bool:
+        """True if the group says so: a partition without an owner is on its way to somebody, perhaps to us."""
+        from headrace.transport.groups import Groups
+
+        try:
+            with Groups(self.connection) as groups:
+                members = groups.describe(self.options.group or "").members or ()
+        except HeadraceError:
+            if now - self.last_record > _SILENCE_PATIENCE_S:
+                raise
+            return False
+        others = [member for member in members if member.member_id not in self.member_ids]
+        return set(places) <= {place for member in others for place in member.assignment}
 
 
 class _Member:
@@ -395,7 +489,12 @@ class _Member:
         begin = self.shared.starts[place]
         stands = committed.get(place, -1)
         if stands < 0:
+            # Where it begins is where the group stands now, also if it reads nothing: `--from end` skips.
+            with self.shared.lock:
+                self._handed.setdefault(place, begin)
             return begin
+        if self.shared.new_group_at_end:
+            begin = min(begin, stands)
         if stands < begin:
             self.shared.report.notes.append(
                 f"{place[0]}/{place[1]}: {begin - stands} records expired before group {self.options.group} read them"
@@ -421,7 +520,27 @@ class _Member:
         if not kept:
             self.handed_on()
             return None
-        return Batch(self.number, kept)
+        return self._decoded(kept)
+
+    def _decoded(self, messages: list[Any]) -> Batch:
+        options = self.options
+        batch = Batch(self.number, messages)
+        if options.value_codec or options.key_codec:
+            from headrace.transport.codec import decode_messages
+
+            batch.decoded = decode_messages(options.value_codec, messages, "value")
+            batch.decoded_keys = decode_messages(options.key_codec, messages, "key")
+            self._count_undecodable(batch)
+        return batch
+
+    def _count_undecodable(self, batch: Batch) -> None:
+        failed = [(m, e) for m, *found in batch.parts() for e in found if isinstance(e, CodecError)]
+        report = self.shared.report
+        with self.shared.lock:
+            report.undecodable += len(failed)
+            for message, error in failed[: max(0, _SAMPLES - len(report.undecodable_samples))]:
+                place = f"{message.topic()}/{message.partition()} at {message.offset()}"
+                report.undecodable_samples.append(f"{place}: {one_line(error)}")
 
     def _batch_size(self) -> int:
         until = self.options.until
@@ -501,6 +620,9 @@ class _Member:
     def handed_on(self) -> None:
         """What `poll` returned last is in the caller's hands: it may be committed."""
         with self.shared.lock:
+            if self._unhanded:
+                # The silence begins when we listen again, not while the caller was busy with the last batch.
+                self.shared.last_record = time.monotonic()
             self._handed.update(self._unhanded)
             for place, offset in self._unhanded.items():
                 self.shared.positions[place] = max(offset, self.shared.positions.get(place, 0))
@@ -522,6 +644,12 @@ class _Member:
         if wait:
             self._handed.clear()
 
+    def settle(self) -> None:
+        """What was handed on is safe where the caller wanted it, so it may be committed."""
+        if self.options.on_finish:
+            self.options.on_finish()
+            self.settled = True
+
     def close(self) -> None:
         """What was handed on is committed, and the group knows that this member left."""
         try:
@@ -536,6 +664,9 @@ class _Member:
         with shared.lock:
             owned = shared.assigned.setdefault(self.number, set())
             owned.update(places) if what == "assigned" else owned.difference_update(places)
+            if not owned and (what == "lost" or (what == "revoked" and self.options.protocol == "classic")):
+                del shared.assigned[self.number]
+                shared.unassigned_since = time.monotonic()
             shared.report.ownership.append(OwnershipEvent(time.time(), self.number, what, places))
             shared.last_record = max(shared.last_record, time.monotonic() if places else 0)
 
@@ -548,11 +679,12 @@ class _Member:
             place = (partition.topic, partition.partition)
             # The wished-for start counts once; a partition that comes back goes on where it was.
             fresh = self.shared.start.kind != "committed" and place not in self.shared.positions
-            partition.offset = self.shared.starts[place] if fresh else self._first_offset(place, committed)
+            partition.offset = self._first_offset(place, {} if fresh else committed)
         incremental = self.options.protocol == "consumer" or "cooperative" in str(
             self.options.settings.get("partition.assignment.strategy", "")
         )
         (consumer.incremental_assign if incremental else consumer.assign)(partitions)
+        self.shared.member_ids.add(consumer.memberid())
         self._owns("assigned", places)
         if not self.shared.everybody_is_here():
             consumer.pause(partitions)

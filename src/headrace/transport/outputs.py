@@ -20,13 +20,14 @@ import msgspec
 
 from headrace.errors import Failed, HeadraceError, UsageError
 from headrace.transport.inputs import field
-from headrace.transport.records import Record
+from headrace.transport.records import DecodedJsonRecord, JsonRecord, Record
 
 if TYPE_CHECKING:
     import pyarrow
 
     from headrace.transport.consume import Batch
 
+_JSON = msgspec.json.Encoder()
 _TABLE_KEY_WIDTH = 16
 _CSV_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
 
@@ -58,15 +59,18 @@ class StreamWriter:
         data = self._encode(batch)
         if self._heading:
             data, self._heading = self._heading + data, b""
-        before = self._stream.tell() if self._stream.seekable() else None
+        # Not `tell`: a file opened for appending stands at 0 until its first write, whatever it holds already.
+        before = self._stream.seek(0, io.SEEK_END) if self._stream.seekable() else None
         try:
             self._write_all(data)
         except BrokenPipeError:
             raise
-        except OSError as error:
+        except BaseException as error:
             if before is not None:
                 self._cut_back(before)
-            raise cannot_write(error) from error
+            if isinstance(error, OSError):
+                raise cannot_write(error) from error
+            raise
 
     def _write_all(self, data: bytes) -> None:
         left = memoryview(data)
@@ -99,6 +103,8 @@ def values_encoder(separator: bytes = b"\n") -> Callable[[Batch], bytes]:
     """Values only, each followed by the separator; a null value is an empty one."""
 
     def encode(batch: Batch) -> bytes:
+        if batch.with_codec:
+            return separator.join([r.value_shown or b"" for r in batch.records()]) + separator
         return separator.join([m.value() or b"" for m in batch.messages]) + separator
 
     return encode
@@ -106,7 +112,11 @@ def values_encoder(separator: bytes = b"\n") -> Callable[[Batch], bytes]:
 
 def encode_ndjson(batch: Batch) -> bytes:
     """One JSON object a line, with everything that Kafka says about the record."""
-    return b"".join(msgspec.json.encode(record.to_json()) + b"\n" for record in batch.records())
+    if batch.with_codec:
+        return _JSON.encode_lines([
+            DecodedJsonRecord.of_decoded(message, batch.member, value, key) for message, value, key in batch.parts()
+        ])  # fmt: skip
+    return _JSON.encode_lines([JsonRecord.of(message, batch.member) for message in batch.messages])
 
 
 def encode_csv(batch: Batch) -> bytes:
@@ -117,7 +127,7 @@ def encode_csv(batch: Batch) -> bytes:
         headers = json.dumps({name: shown(value) for name, value in record.headers}) if record.headers else ""
         rows.writerow([
             record.topic, record.partition, record.offset, iso(record.timestamp_ms),
-            shown(record.key), shown(record.value), headers,
+            shown(record.key_shown), shown(record.value_shown), headers,
         ])  # fmt: skip
     return text.getvalue().encode()
 
@@ -132,9 +142,9 @@ def format_encoder(pattern: str) -> Callable[[Batch], bytes]:
         "t": lambda r: r.topic.encode(),
         "p": lambda r: b"%d" % r.partition,
         "o": lambda r: b"%d" % r.offset,
-        "k": lambda r: r.key or b"",
-        "v": lambda r: r.value or b"",
-        "s": lambda r: r.value or b"",
+        "k": lambda r: r.key_shown or b"",
+        "v": lambda r: r.value_shown or b"",
+        "s": lambda r: r.value_shown or b"",
         "h": lambda r: b",".join(name.encode() + b"=" + (value or b"") for name, value in r.headers),
         "T": lambda r: b"%d" % r.timestamp_ms,
         "m": lambda r: b"%d" % r.member,
@@ -178,8 +188,8 @@ def table_encoder(width: int) -> Callable[[Batch], bytes]:
     def encode(batch: Batch) -> bytes:
         lines = []
         for r in batch.records():
-            start = f"{r.topic:<24} {r.partition:>4} {r.offset:>9}  {clipped(shown(r.key), _TABLE_KEY_WIDTH)}  "
-            lines.append(start + clipped(shown(r.value), max(20, width - len(start)), pad=False) + "\n")
+            start = f"{r.topic:<24} {r.partition:>4} {r.offset:>9}  {clipped(shown(r.key_shown), _TABLE_KEY_WIDTH)}  "
+            lines.append(start + clipped(shown(r.value_shown), max(20, width - len(start)), pad=False) + "\n")
         return "".join(lines).encode()
 
     return encode
@@ -220,8 +230,8 @@ def arrow_batch(batch: Batch) -> pyarrow.RecordBatch:
         "partition": pa.array([r.partition for r in records], pa.int32()),
         "offset": pa.array([r.offset for r in records], pa.int64()),
         "timestamp": pa.array([r.timestamp_ms if r.timestamp_ms >= 0 else None for r in records], pa.timestamp("ms")),
-        "key": pa.array([r.key for r in records], pa.binary()),
-        "value": pa.array([r.value for r in records], pa.binary()),
+        "key": pa.array([r.key_shown for r in records], pa.binary()),
+        "value": pa.array([r.value_shown for r in records], pa.binary()),
         "headers": pa.array([list(r.headers) for r in records], pa.map_(pa.string(), pa.binary())),
     }
     return pa.record_batch(columns)
@@ -277,7 +287,7 @@ class OrderCheck:
     def see(self, batch: Batch) -> None:
         for record in batch.records():
             try:
-                value = _comparable(field(msgspec.json.decode(record.value or b""), self.name))
+                value = _comparable(field(msgspec.json.decode(record.value_shown or b""), self.name))
             except (msgspec.MsgspecError, HeadraceError):
                 continue
             self.checked += 1

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from headrace.errors import Failed, HeadraceError, UsageError
-from headrace.transport.admin import Admin
+from headrace.transport.admin import Admin, NewTopic
 from headrace.transport.bulk import BulkSender, PartitionSpan, Undelivered
 from headrace.transport.client import PRODUCER_DEFAULTS, Connection, HasBootstrap, connect
 from headrace.transport.inputs import BadPiece, InputBatch, InputOptions, Place, RecordReader
@@ -98,16 +98,20 @@ def produce(
     *,
     key_field: str | None = None,
     key: str | bytes | None = None,
+    create: bool = False,
     options: ProduceOptions | None = None,
 ) -> ProduceReport:
     """The records of `source` are in `topic`, or accounted for in the report.
 
     `source` is a path, `-` for standard input, a binary stream, or any iterable of Python objects (bytes and text as
-    they are, None as a tombstone, everything else as JSON, NumPy values too).
+    they are, None as a tombstone, everything else as JSON, NumPy values too). With `create` a topic that does not exist
+    is created, as the brokers' defaults have it.
 
-        produce("127.0.0.1:9092", "numbers", ({"n": n} for n in range(10)), key_field="n")
+        produce("127.0.0.1:9092", "numbers", ({"n": n} for n in range(10)), key_field="n", create=True)
     """
     chosen = options or ProduceOptions()
+    if create:
+        Admin(where).ensure_topic(NewTopic(topic))
     if key_field is not None or key is not None:
         constant = key.encode() if isinstance(key, str) else key
         shaping = replace(chosen.shaping, key_field=key_field or chosen.shaping.key_field, key=constant)
@@ -247,10 +251,9 @@ class _OneProducer:
             if len(batch.values) == 1:
                 self._reject(batch, error)
                 return
-            for at, value in enumerate(batch.values):
-                yield from self._shaped(
-                    InputBatch([value], batch.first, [batch.objects[at]] if batch.objects else None)
-                )
+            middle = len(batch.values) // 2
+            yield from self._shaped(batch.part(0, middle))
+            yield from self._shaped(batch.part(middle, len(batch.values)))
             return
         yield from shaped
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from headrace.errors import CodecError
+
+if TYPE_CHECKING:
+    from headrace.transport.codec import Decoded
 
 # The numbers of confluent-kafka's Message.timestamp().
 _TIMESTAMP_TYPES = {0: "none", 1: "create", 2: "append"}
@@ -24,9 +31,22 @@ class Record:
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
     member: int = 1
+    #: The objects in key and value, or why there are none, if the reading had a codec for them.
+    decoded: Decoded | CodecError | None = None
+    decoded_key: Decoded | CodecError | None = None
+
+    @property
+    def value_shown(self) -> bytes | None:
+        """The value for the eye and for a pipe: what was decoded as JSON, else the bytes as they are."""
+        return self.value if self.decoded is None else json_of(self.decoded, self.value)
+
+    @property
+    def key_shown(self) -> bytes | None:
+        """The key for the eye and for a pipe."""
+        return self.key if self.decoded_key is None else json_of(self.decoded_key, self.key)
 
     @classmethod
-    def of(cls, message: Any, member: int = 1) -> Record:
+    def of(cls, message: Any, member: int = 1, decoded: Any = None, decoded_key: Any = None) -> Record:
         """The record in a confluent-kafka Message."""
         kind, timestamp = message.timestamp()
         return cls(
@@ -39,21 +59,75 @@ class Record:
             message.value(),
             tuple(message.headers() or ()),
             member,
+            decoded,
+            decoded_key,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """All of it as JSON: text where the bytes are UTF-8, else `{"base64": …}`."""
-        return {
-            "topic": self.topic,
-            "partition": self.partition,
-            "offset": self.offset,
-            "timestamp": self.timestamp_ms,
-            "timestamp_type": self.timestamp_type,
-            "key": text_or_base64(self.key),
-            "value": text_or_base64(self.value),
-            "headers": [{"name": name, "value": text_or_base64(value)} for name, value in self.headers],
-            "member": self.member,
-        }
+
+class JsonRecord(msgspec.Struct):
+    """A record as `consume --json` prints it: text where the bytes are UTF-8, else `{"base64": …}`."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    timestamp_type: str
+    key: str | dict[str, str] | None
+    value: str | dict[str, str] | None
+    headers: list[dict[str, str | dict[str, str] | None]]
+    member: int
+
+    @classmethod
+    def of(cls, message: Any, member: int = 1) -> Self:
+        """The record in a confluent-kafka Message. Straight from there, because this is done a million times."""
+        kind, timestamp = message.timestamp()
+        headers = message.headers()
+        return cls(
+            message.topic(),
+            message.partition(),
+            message.offset(),
+            timestamp,
+            _TIMESTAMP_TYPES.get(kind, "none"),
+            text_or_base64(message.key()),
+            text_or_base64(message.value()),
+            [{"name": name, "value": text_or_base64(value)} for name, value in headers] if headers else [],
+            member,
+        )
+
+
+class DecodedJsonRecord(JsonRecord, omit_defaults=True):
+    """The same for a record that was decoded: objects instead of text, and the schema; or the bytes, and the error."""
+
+    key: Any
+    value: Any
+    schema_id: int | None = None
+    schema_version: int | None = None
+    error: str | None = None
+
+    @classmethod
+    def of_decoded(cls, message: Any, member: int, decoded: Any, decoded_key: Any) -> DecodedJsonRecord:
+        """The record in a confluent-kafka Message, with what was made of its value and its key."""
+        made = cls.of(message, member)
+        for part, found in (("key", decoded_key), ("value", decoded)):
+            if isinstance(found, CodecError):
+                setattr(made, part, {"base64": base64.b64encode(getattr(message, part)()).decode()})
+                made.error = f"{part}: {one_line(found)}"
+            elif found is not None:
+                setattr(made, part, found.value)
+                if part == "value":
+                    made.schema_id, made.schema_version = found.schema_id, found.schema_version
+        return made
+
+
+def one_line(error: CodecError) -> str:
+    return f"{error.problem} ({error.why})" if error.why else error.problem
+
+
+def json_of(decoded: Decoded | CodecError, data: bytes | None) -> bytes:
+    """What was decoded as JSON; bytes that could not be decoded as `{"error": …, "base64": …}`."""
+    if isinstance(decoded, CodecError):
+        return msgspec.json.encode({"error": one_line(decoded), "base64": data})
+    return msgspec.json.encode(decoded.value)
 
 
 def text_or_base64(data: bytes | None) -> str | dict[str, str] | None:

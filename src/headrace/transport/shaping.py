@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.errors import Failed, UsageError
+from headrace.errors import CodecError, Failed, UsageError
 from headrace.transport.inputs import InputBatch, field, key_bytes
+
+if TYPE_CHECKING:
+    from headrace.transport.codec import Codec
 
 ANY_PARTITION = -1
 
@@ -52,11 +55,15 @@ class Shaping:
     #: A value that is exactly this becomes null: a tombstone.
     null_value: bytes | None = None
     seed: int | None = None
+    #: Write the value, and the key, as a schema says. A key that is a record has the record's fields of those names.
+    value_codec: Codec | None = None
+    key_codec: Codec | None = None
 
     @property
     def needs_fields(self) -> bool:
         """True if records must be parsed."""
-        return bool(self.key_field or self.route or self.timestamp_field or self.value_fields)
+        coded = self.value_codec or self.key_codec
+        return bool(self.key_field or self.route or self.timestamp_field or self.value_fields or coded)
 
     @property
     def rich(self) -> bool:
@@ -70,6 +77,10 @@ class Shaping:
             raise UsageError("a record can have only one key", why=f"given were {' and '.join(keys)}")
         if self.partition is not None and self.route:
             raise UsageError("a fixed partition and a route contradict each other", hint="give one of them")
+        if self.value_codec and self.value_fields:
+            raise UsageError("a schema and an array of fields contradict each other", hint="give one of them")
+        if self.key_codec and not (keys or self.key_codec.field_names):
+            raise UsageError("the key's schema is no record, so its fields do not name the key", hint="--key-field F")
 
 
 @dataclass
@@ -119,7 +130,7 @@ class Shaper:
         whole = Outgoing(
             self.topic,
             values,
-            self._keys(objects, count),
+            self._keys(objects, count, batch.text),
             ANY_PARTITION if wanted.partition is None else wanted.partition,
             [timestamp_ms(field(o, wanted.timestamp_field)) for o in objects] if wanted.timestamp_field else None,
             [wanted.headers] * count if wanted.headers else None,
@@ -137,10 +148,15 @@ class Shaper:
             values = [msgspec.json.encode([field(o, name) for name in names]) for o in batch.objects or []]
         if wanted.null_value is not None:
             values = [None if value == wanted.null_value else value for value in values]
+        if wanted.value_codec:
+            rows = [None if value is None else row for value, row in zip(values, batch.objects or [], strict=True)]
+            return _encoded(wanted.value_codec, rows, batch.text)
         return values
 
-    def _keys(self, objects: Sequence[Any], count: int) -> list[bytes | None] | None:
+    def _keys(self, objects: Sequence[Any], count: int, text: bool) -> list[bytes | None] | None:
         wanted = self.wanted
+        if wanted.key_codec:
+            return _encoded(wanted.key_codec, self._key_objects(objects, count), text, "key: ")
         if wanted.key_field:
             return [key_bytes(field(o, wanted.key_field)) for o in objects]
         if wanted.key is not None:
@@ -149,6 +165,17 @@ class Shaper:
             low, high = wanted.random_key
             return [str(self._random.randint(low, high)).encode() for _ in range(count)]
         return None
+
+    def _key_objects(self, objects: Sequence[Any], count: int) -> list[Any]:
+        wanted = self.wanted
+        if wanted.key_field:
+            return [field(o, wanted.key_field) for o in objects]
+        if wanted.key is not None:
+            return [_json_or_text(wanted.key)] * count
+        if wanted.random_key:
+            return [self._random.randint(*wanted.random_key) for _ in range(count)]
+        names = (wanted.key_codec and wanted.key_codec.field_names) or ()
+        return [{name: o[name] for name in names if name in o} if isinstance(o, dict) else o for o in objects]
 
     def _routed(self, whole: Outgoing, objects: Sequence[Any]) -> Iterator[Outgoing]:
         places: dict[str, list[int]] = {}
@@ -185,6 +212,25 @@ class Shaper:
             return topic, ANY_PARTITION
         turn = self._turns.setdefault(value if value in route.table else "*", itertools.cycle(partitions))
         return topic, next(turn)
+
+
+def _encoded(codec: Codec, objects: Sequence[Any], text: bool, what: str = "") -> list[bytes | None]:
+    """The objects as their schema says, null as null; the first that does not fit is raised."""
+    given = [o for o in objects if o is not None]
+    encoded = codec.encode_many(given, text=text)
+    for data in encoded:
+        if isinstance(data, CodecError):
+            data.problem = what + data.problem
+            raise data
+    fitting: Iterator[Any] = iter(encoded)
+    return [None if o is None else next(fitting) for o in objects]
+
+
+def _json_or_text(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.MsgspecError:
+        return data.decode(errors="replace")
 
 
 def parse_route(text: str, topic: str) -> Route | RouteFunction:

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -24,13 +24,15 @@ from typing import Any, BinaryIO, Literal
 from headrace.errors import Failed, HeadraceError, UsageError
 from headrace.transport.admin import Admin
 from headrace.transport.client import Connection, HasBootstrap, connect, unreachable
-from headrace.transport.inputs import InputOptions, RecordReader
-from headrace.transport.shaping import encode_value
+from headrace.transport.inputs import InputBatch, InputOptions, Place, RecordReader
+from headrace.transport.shaping import Outgoing, Shaper, Shaping, encode_value
 
-Outcome = Literal["committed", "aborted", "fenced", "unknown"]
+#: A transaction that was to be committed and had to be aborted has failed.
+Outcome = Literal["committed", "aborted", "failed", "fenced", "unknown"]
 
 _ATTEMPTS = 3
 _ANSWER_S = 30.0
+_ROOM_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,28 @@ class Transaction:
         self.offsets: list[tuple[str, int, int]] = []
         self.sent = 0
 
-    def send(self, topic: str, value: Any, *, key: str | bytes | None = None, partition: int = -1) -> None:
-        """The record is part of the transaction. Objects become JSON, as with `produce`."""
-        self._producer.produce(topic, encode_value(value), key, partition, on_delivery=self._delivered)
-        self.sent += 1
+    def send(
+        self, topic: str, value: Any, *, key: str | bytes | None = None, partition: int = -1, **extras: Any
+    ) -> None:
+        """The record is part of the transaction, after waiting for room. Objects become JSON, as with `produce`.
+
+        `extras` are `timestamp` (milliseconds since 1970) and `headers`.
+        """
+        from confluent_kafka import KafkaException
+
+        encoded = encode_value(value)
+        while True:
+            try:
+                self._producer.produce(topic, encoded, key, partition, on_delivery=self._delivered, **extras)
+            except BufferError:
+                self._producer.poll(_ROOM_S)
+            except KafkaException as error:
+                raise _trouble(error.args[0]) or Failed(
+                    f"a record for {topic} was refused", why=error.args[0].str()
+                ) from None
+            else:
+                self.sent += 1
+                return
 
     def _delivered(self, error: Any, message: Any) -> None:
         if error is None:
@@ -114,9 +134,14 @@ def transaction(
     try:
         yield opened
     except BaseException:
-        producer.abort()
+        producer.recover()
         raise
-    producer.commit()
+    try:
+        producer.commit()
+    except _MustAbort:
+        # Left open, it would hold up every read_committed reader until its timeout.
+        producer.recover()
+        raise
 
 
 def produce_in_transactions(
@@ -125,12 +150,16 @@ def produce_in_transactions(
     source: str | Path | BinaryIO | Iterable[Any],
     plan: TransactionPlan,
     *,
+    shaping: Shaping | None = None,
     input_options: InputOptions | None = None,
     settings: Mapping[str, Any] | None = None,
     on_result: Callable[[TransactionResult], None] | None = None,
 ) -> TransactionReport:
     """Every record of `source` was in a transaction; the report lists each one as committed or aborted."""
     plan.check()
+    shaper = Shaper(shaping or Shaping(), topic)
+    if plan.topics and shaper.wanted.route:
+        raise UsageError("a route and several topics contradict each other", hint="give one of them")
     connection = connect(where)
     admin = Admin(connection)
     for name in dict.fromkeys(plan.places(topic)):
@@ -138,7 +167,7 @@ def produce_in_transactions(
     run = _Run(connection, plan, settings, on_result)
     began = time.monotonic()
     try:
-        run.all(topic, _values(source, input_options))
+        run.all(topic, _records(source, input_options, shaper))
     except KeyboardInterrupt:
         run.report.interrupted = True
     except HeadraceError as error:
@@ -147,13 +176,22 @@ def produce_in_transactions(
     return run.report
 
 
-def _values(source: Any, options: InputOptions | None) -> Iterator[Any]:
+def _records(source: Any, options: InputOptions | None, shaper: Shaper) -> Iterator[Outgoing]:
+    """The records one by one, with key, partition, timestamp and headers."""
+    for batch in _batches(source, options or InputOptions(), shaper):
+        for shaped in shaper.shape(batch):
+            for at in range(len(shaped)):
+                yield shaped.slice(at, at + 1)
+
+
+def _batches(source: Any, options: InputOptions, shaper: Shaper) -> Iterator[InputBatch]:
     if isinstance(source, (str, Path)) or hasattr(source, "read"):
-        with RecordReader(source, options) as reader:
-            for batch in reader:
-                yield from batch.values
+        wanted = replace(options, parsed=options.parsed or shaper.wanted.needs_fields)
+        with RecordReader(source, wanted) as reader:
+            yield from reader
     else:
-        yield from source
+        for number, record in enumerate(source, 1):
+            yield InputBatch([encode_value(record)], Place("line", number), [record])  # type: ignore[list-item]
 
 
 class _Run:
@@ -173,13 +211,15 @@ class _Run:
         self.report = TransactionReport(name)
         self.producer = _Transactional(connection, name, settings)
 
-    def all(self, topic: str, values: Iterator[Any]) -> None:
+    def all(self, topic: str, records: Iterator[Outgoing]) -> None:
         places = self.plan.places(topic)
         number = 0
-        while chunk := list(islice(values, len(places))):
+        while chunk := list(islice(records, len(places))):
             number += 1
             wants_commit = self.coin.random() < self.plan.commit_probability
-            result = self._one(number, list(zip(places, chunk, strict=False)), wants_commit=wants_commit)
+            if self.plan.topics:
+                chunk = [replace(record, topic=name) for record, name in zip(chunk, places, strict=False)]
+            result = self._one(number, chunk, wants_commit=wants_commit)
             self.report.transactions.append(result)
             if self.on_result:
                 self.on_result(result)
@@ -190,14 +230,14 @@ class _Run:
                     hint="give each producer an id of its own: --transactional-id",
                 )
 
-    def _one(self, number: int, records: list[tuple[str, Any]], *, wants_commit: bool) -> TransactionResult:
+    def _one(self, number: int, records: list[Outgoing], *, wants_commit: bool) -> TransactionResult:
         reason: str | None = None
         for attempt in range(1, _ATTEMPTS + 1):
             opened: Transaction | None = None
             try:
                 opened = self.producer.begin()
-                for topic, value in records:
-                    opened.send(topic, value)
+                for record in records:
+                    _send(opened, record)
                 # On disk before the coin falls: an aborted record is in the log too, only never visible.
                 self.producer.flush()
                 time.sleep(self.plan.wait_s)
@@ -211,12 +251,30 @@ class _Run:
             except _OutcomeUnknown as error:
                 self.producer.recover()
                 return TransactionResult(number, "unknown", len(records), reason=str(error), attempts=attempt)
+            except Failed as error:
+                # Nothing that another attempt would mend, such as a record that is too large.
+                reason = error.why or error.problem
+                self.producer.recover()
+                break
             except KeyboardInterrupt:
                 self.producer.recover()
                 raise
             outcome: Outcome = "committed" if wants_commit else "aborted"
             return TransactionResult(number, outcome, len(records), tuple(sorted(opened.offsets)), attempt, reason)
-        return TransactionResult(number, "aborted", len(records), reason=reason, attempts=_ATTEMPTS)
+        outcome = "failed" if wants_commit else "aborted"
+        return TransactionResult(number, outcome, len(records), reason=reason, attempts=attempt)
+
+
+def _send(opened: Transaction, record: Outgoing) -> None:
+    (value,) = record.values
+    (key,) = record.keys or (None,)
+    partition = record.partition if isinstance(record.partition, int) else record.partition[0]
+    extras: dict[str, Any] = {}
+    if record.timestamps_ms:
+        extras["timestamp"] = record.timestamps_ms[0]
+    if record.headers:
+        extras["headers"] = list(record.headers[0])
+    opened.send(record.topic, value, key=key, partition=partition, **extras)
 
 
 class _MustAbort(Failed):
@@ -229,6 +287,18 @@ class _Fenced(Failed):
 
 class _OutcomeUnknown(Failed):
     """The commit was asked for, and nobody answered whether it took place."""
+
+
+def _trouble(error: Any) -> HeadraceError | None:
+    """What a KafkaError means for the open transaction, if it means anything."""
+    from confluent_kafka import KafkaError
+
+    if error.code() in {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}:
+        return _Fenced(error.str())
+    # "Erroneous state" is what a record is told after an earlier one has spoilt the transaction.
+    if error.txn_requires_abort() or error.code() == KafkaError._STATE:
+        return _MustAbort(error.str())
+    return None
 
 
 class _Transactional:
@@ -274,7 +344,7 @@ class _Transactional:
 
     def _call(self, call: Callable[[], object], *, deciding: bool = False) -> None:
         """The call succeeded, having been repeated while Kafka said that it may be."""
-        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka import KafkaException
 
         deadline = time.monotonic() + 2 * _ANSWER_S
         while True:
@@ -286,9 +356,9 @@ class _Transactional:
                 if not isinstance(told, KafkaException):
                     raise
                 error = told.args[0]
-                fenced = {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
-                if error.code() in fenced:
-                    raise _Fenced(error.str()) from None
+                trouble = _trouble(error)
+                if isinstance(trouble, _Fenced):
+                    raise trouble from None
                 if error.retriable() and time.monotonic() < deadline:
                     continue
                 if error.txn_requires_abort():

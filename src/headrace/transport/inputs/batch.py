@@ -37,11 +37,21 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
-    """Records in their order, the place of the first, and their parsed form if that was asked for."""
+    """Records in their order, the place of the first, and their parsed form if that was asked for.
+
+    `text` says that every field is text because the input knows nothing else, as CSV does.
+    """
 
     values: list[bytes]
     first: Place
     objects: list[Any] | None = None
+    text: bool = False
+
+    def part(self, begin: int, end: int) -> InputBatch:
+        """The records from `begin` up to `end`; their place is told as if a record were a line."""
+        objects = self.objects[begin:end] if self.objects is not None else None
+        first = Place("line", self.first.number + begin) if self.first.unit == "line" else self.first
+        return InputBatch(self.values[begin:end], first, objects, self.text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ class RecordReader:
                     break
         if values:
             objects = list(map(ANY.decode, values)) if self._options.parsed else None
-            yield InputBatch(values, Place("line", place), objects)
+            yield InputBatch(values, Place("line", place), objects, text=True)
         if error:
             raise error
         return done

@@ -1,0 +1,39 @@
+"""The options with which `produce` and `consume` are told how keys and values are encoded."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import click
+
+from headrace.cli.app import App, F, registry_option
+
+
+def codec_options(command: F) -> F:
+    """Adds --value, --key-codec and --registry."""
+    command = registry_option(command)
+    command = click.option(
+        "--key-codec", metavar="CODEC", help="The same for keys; the fields of the schema are taken from the record."
+    )(command)
+    return click.option(
+        "--value",
+        metavar="CODEC",
+        help="Values by a schema: avro:FILE or avro:SUBJECT, and so json-schema: and protobuf:. "
+        "For consume: the reader's schema, or `registry` for each record as it was written.",
+    )(command)
+
+
+def codecs(app: App, stack: ExitStack, topic: str | None, flags: dict[str, Any], *, reading: bool) -> dict[str, Any]:
+    """`value_codec` and `key_codec` as the flags name them; the registry stays open as long as the stack."""
+    wanted = {"value": flags["value"], "key": flags["key_codec"]}
+    if not any(wanted.values()):
+        return {}
+    from headrace.transport.codec import open_codec
+
+    registry = stack.enter_context(app.registry())
+    return {
+        f"{part}_codec": open_codec(text, registry, topic, part=part, reading=reading)  # type: ignore[arg-type]
+        for part, text in wanted.items()
+        if text
+    }

@@ -1,0 +1,143 @@
+"""File → topic → file through Kafka Connect, by the command and by the library."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.cluster import Cluster
+from headrace.errors import ConfigError, UsageError
+from headrace.runtime.waiting import eventually
+from headrace.transport.admin import Admin, NewTopic
+from headrace.transport.connectors import Connectors
+from headrace.transport.consume import consume
+from tests.conftest import Headrace
+from tests.services.conftest import lines_of
+
+
+@pytest.fixture
+def topic(serviced: Cluster) -> str:
+    name = f"lines-{uuid.uuid4().hex[:8]}"
+    Admin(serviced).create_topics([NewTopic(name, 1, 1)])
+    return name
+
+
+@pytest.fixture
+def file_to_file(serviced: Cluster, topic: str, tmp_path: Path) -> Callable[[], tuple[Connectors, Path, Path]]:
+    """A source file, a topic and a sink file, connected."""
+
+    def make() -> tuple[Connectors, Path, Path]:
+        source, sink = tmp_path / "in.txt", tmp_path / "out.txt"
+        source.write_text("foo\nbar\n")
+        worker = Connectors(serviced.connect)
+        worker.create(f"{topic}-in", {"connector.class": "FileStreamSource", "file": str(source), "topic": topic})
+        worker.create(f"{topic}-out", {"connector.class": "FileStreamSink", "file": str(sink), "topics": topic})
+        return worker, source, sink
+
+    return make
+
+
+def append(path: Path, *lines: str) -> None:
+    with path.open("a") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def test_lines_flow_from_file_to_file_while_it_runs(
+    serviced: Cluster, topic: str, file_to_file: Callable[[], tuple[Connectors, Path, Path]]
+) -> None:
+    worker, source, sink = file_to_file()
+    eventually(lambda: lines_of(sink) == ["foo", "bar"], 60)
+    first = next(iter(consume(serviced, topic)))
+    assert json.loads(first.value or b"") == {"schema": {"type": "string", "optional": False}, "payload": "foo"}
+    append(source, "baz")
+    eventually(lambda: lines_of(sink) == ["foo", "bar", "baz"], 60)
+    eventually(lambda: worker.offsets(f"{topic}-in")[0]["offset"] == {"position": 12}, 30)
+
+
+def test_after_the_worker_was_killed_nothing_is_lost_or_doubled(
+    whole: Cluster, file_to_file: Callable[[], tuple[Connectors, Path, Path]], topic: str
+) -> None:
+    worker, source, sink = file_to_file()
+    eventually(lambda: lines_of(sink) == ["foo", "bar"], 60)
+    # The sink commits what it wrote twice a second; a kill in between would make it write those lines again.
+    eventually(lambda: worker.offsets(f"{topic}-out") != [], 30)
+    eventually(lambda: worker.offsets(f"{topic}-out")[0]["offset"] == {"kafka_offset": 2}, 30)
+    whole.kill("connect")
+    append(source, "written while it was dead")
+    whole.start("connect")
+    append(source, "written after")
+    wanted = ["foo", "bar", "written while it was dead", "written after"]
+    eventually(lambda: lines_of(sink) == wanted, 90)
+
+
+def test_pause_resume_restart_delete(
+    serviced: Cluster, topic: str, file_to_file: Callable[[], tuple[Connectors, Path, Path]], run: Headrace
+) -> None:
+    _, source, sink = file_to_file()
+    name, home = f"{topic}-out", serviced.home.root
+    eventually(lambda: lines_of(sink) == ["foo", "bar"], 60)
+    assert run("connector", "pause", name, "--json", home=home).json()["state"] == "PAUSED"
+    append(source, "later")
+    assert run("connector", "resume", name, "--json", home=home).json()["state"] == "RUNNING"
+    eventually(lambda: lines_of(sink)[-1] == "later", 60)
+    assert run("connector", "restart", name, home=home).code == 0
+    assert name in run("connector", "list", home=home).out
+    assert run("connector", "delete", name, "--yes", home=home).code == 0
+    gone = run("connector", "status", name, home=home)
+    assert gone.code == 2
+    assert f"there is no connector '{name}'" in gone.err
+
+
+def test_plugins_are_listed(serviced: Cluster, run: Headrace) -> None:
+    done = run("connector", "plugins", home=serviced.home.root)
+    assert "org.apache.kafka.connect.file.FileStreamSinkConnector" in done.out
+
+
+def test_wrong_settings_are_explained_before_anything_is_created(serviced: Cluster, run: Headrace) -> None:
+    home = serviced.home.root
+    unknown = run("connector", "create", "bad", "--set", "connector.class=FileStreamSorce", home=home)
+    assert unknown.code == 2
+    assert "did you mean org.apache.kafka.connect.file.FileStreamSourceConnector?" in unknown.err
+    lacking = run("connector", "validate", "--set", "connector.class=FileStreamSink", home=home)
+    assert lacking.code == 1
+    assert "Must configure one of topics or topics.regex" in lacking.out
+    assert "bad" not in run("connector", "list", home=home).out
+    with pytest.raises(ConfigError, match="settings are wrong"):
+        Connectors(serviced.connect).create("bad", {})
+
+
+def test_a_file_that_is_not_there_and_one_that_is_no_json(serviced: Cluster, run: Headrace) -> None:
+    home = serviced.home.root
+    assert run("connector", "create", "bad", "nowhere.json", home=home).code == 2
+    (run.folder / "bad.json").write_text("{")
+    done = run("connector", "create", "bad", "bad.json", home=home)
+    assert done.code == 2
+    assert "is not valid JSON" in done.err
+
+
+def test_a_sink_that_cannot_write_fails_with_its_error_in_full(
+    serviced: Cluster, topic: str, tmp_path: Path, run: Headrace
+) -> None:
+    config = {"name": f"{topic}-bad", "config": {
+        "connector.class": "FileStreamSink", "topics": topic, "file": str(tmp_path / "no" / "such" / "out.txt"),
+    }}  # fmt: skip
+    (run.folder / "sink.json").write_text(json.dumps(config))
+    run("connector", "create", f"{topic}-bad", "sink.json", home=serviced.home.root)
+    worker = Connectors(serviced.connect)
+    eventually(lambda: [t.state for t in worker.status(f"{topic}-bad").tasks] == ["FAILED"], 60)
+    shown = run("connector", "status", f"{topic}-bad", home=serviced.home.root)
+    assert shown.code == 1
+    assert "Couldn't find or create file" in shown.err
+    worker.delete(f"{topic}-bad")
+
+
+def test_two_of_one_name_are_refused(
+    serviced: Cluster, topic: str, file_to_file: Callable[[], tuple[Connectors, Path, Path]]
+) -> None:
+    worker, source, _ = file_to_file()
+    with pytest.raises(UsageError, match="of that name exists"):
+        worker.create(f"{topic}-in", {"connector.class": "FileStreamSource", "file": str(source), "topic": topic})
