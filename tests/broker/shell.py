@@ -15,7 +15,6 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -46,14 +45,11 @@ class Shell:
         address = self.bootstrap if bootstrap is None else bootstrap
         argv = ["headrace", *(["--bootstrap", address] if address else []), *map(str, words)]
         out, err = io.StringIO(), io.StringIO()
-        with (
-            patch.object(sys, "argv", argv),
-            patch.object(sys, "stdin", io.StringIO(typed)),
-            redirect_stdout(out),
-            redirect_stderr(err),
-            pytest.raises(SystemExit) as ended,
-        ):
-            main()
+        with pytest.MonkeyPatch.context() as process, redirect_stdout(out), redirect_stderr(err):
+            process.setattr(sys, "argv", argv)
+            process.setattr(sys, "stdin", io.StringIO(typed))
+            with pytest.raises(SystemExit) as ended:
+                main()
         assert "inside headrace" not in err.getvalue(), err.getvalue()
         return Ran(int(ended.value.code or 0), out.getvalue(), err.getvalue())
 

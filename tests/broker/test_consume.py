@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -322,3 +323,16 @@ def test_what_others_own_is_left_to_them(
     assert late.code == 0
     assert late.out.splitlines() == []
     assert len(written.read_text().splitlines()) == 1000
+
+
+def test_a_file_that_is_appended_to_keeps_what_it_held(headrace_cluster: Cluster, thousand: str, run: Headrace) -> None:
+    """When the output can take no more, the file is cut back to what it held, not to nothing."""
+    held = "mine\n" * 100
+    (run.folder / "log").write_text(held)
+    words = f"{run.script} consume {thousand} --bootstrap {headrace_cluster.bootstrap}"
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 2; exec {words} >> log"], cwd=run.folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "error: the output cannot be written" in done.stderr
+    assert (run.folder / "log").read_text().startswith(held)

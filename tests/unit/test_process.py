@@ -55,7 +55,10 @@ def test_its_children_die_with_it(tmp_path: Path) -> None:
     process = one.spawn([sys.executable, "-c", parent, one.marker], output=tmp_path / "o", environment={})
     [child] = eventually(process.children, 20)
     one.kill()
-    eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 10)
+    try:
+        eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 10)
+    finally:
+        child.kill()
 
 
 @pytest.mark.parametrize("shift_s", [-3600, 3600])
