@@ -23,7 +23,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 
 import psutil
@@ -43,12 +42,31 @@ from headrace.transport.probe import write_to_all
 _BROKERS = (1, 2, 3)
 _HEADRACE = [sys.executable, "-m", "headrace"]
 _READY_WITHIN_S = 180
-# The flags of kafka-run-class.sh and kafka-server-start.sh, less JMX and the GC log.
+# The flags of kafka-run-class.sh and kafka-server-start.sh, less JMX, which would listen beyond loopback.
 _STOCK_JVM = (
     "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35",
     "-XX:+ExplicitGCInvokesConcurrent", "-XX:MaxInlineLevel=15", "-Djava.awt.headless=true",
 )  # fmt: skip
 _STOCK_HEAP = ("-Xmx1G", "-Xms1G")
+_STOCK_GC_LOG = "-Xlog:gc*:file={file}:time,tags:filecount=10,filesize=100M"
+# Kafka's config/log4j2.yaml: everything from INFO up, to the console and to a rolling file.
+_STOCK_LOGGING = """\
+status = error
+appender.console.type = Console
+appender.console.name = STDOUT
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = [%d] %p %m (%c)%n
+appender.file.type = RollingFile
+appender.file.name = KafkaAppender
+appender.file.fileName = ${sys:kafka.logs.dir}/server.log
+appender.file.filePattern = ${sys:kafka.logs.dir}/server.log.%d{yyyy-MM-dd-HH}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = [%d] %p %m (%c)%n
+appender.file.policies.type = TimeBasedTriggeringPolicy
+rootLogger.level = info
+rootLogger.appenderRef.console.ref = STDOUT
+rootLogger.appenderRef.file.ref = KafkaAppender
+"""
 _STOCK_TOOL_HEAP = ("-Xmx256M",)
 # Kafka's config/server.properties, less what names one node.
 _STOCK_SETTINGS = {
@@ -217,7 +235,7 @@ def _format(
     cluster_id = new_uuid()
     for file in files:
         words = ["format", "--cluster-id", cluster_id, "--initial-controllers", voters, "--config", str(file)]
-        command = _java(folder, java, classpath, _STOCK_TOOL_HEAP, "kafka.tools.StorageTool", *words)
+        command = [*_java(folder / "tool", java, classpath, _STOCK_TOOL_HEAP), "kafka.tools.StorageTool", *words]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=plain_environment())
 
 
@@ -228,7 +246,9 @@ def _running(
     brokers: list[subprocess.Popen[bytes]] = []
     try:
         for file in files:
-            command = _java(folder, java, classpath, _STOCK_HEAP, "kafka.Kafka", str(file), log=file.stem)
+            logs = folder / file.stem
+            flags = [*_STOCK_HEAP, _STOCK_GC_LOG.format(file=logs / "kafkaServer-gc.log")]
+            command = [*_java(logs, java, classpath, flags), "kafka.Kafka", str(file)]
             brokers.append(
                 subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=plain_environment())
             )
@@ -239,16 +259,13 @@ def _running(
             broker.wait()
 
 
-def _java(
-    folder: Path, java: Java, classpath: Sequence[Path], heap: Sequence[str], *words: str, log: str = "tool"
-) -> list[str]:
-    logging = folder / "log4j2.properties"
-    if not logging.exists():
-        text = resources.files("headrace.cluster").joinpath("log4j2.properties").read_text(encoding="utf-8")
-        logging.write_text(text, encoding="utf-8")
+def _java(logs: Path, java: Java, classpath: Sequence[Path], flags: Sequence[str]) -> list[str]:
+    logs.mkdir(exist_ok=True)
+    logging = logs / "log4j2.properties"
+    logging.write_text(_STOCK_LOGGING, encoding="utf-8")
     return [
-        str(java.executable), *heap, *_STOCK_JVM, f"-Dlog4j2.configurationFile={logging.as_uri()}",
-        f"-Dheadrace.log={folder / log}.log", "-cp", os.pathsep.join(map(str, classpath)), *words,
+        str(java.executable), *flags, *_STOCK_JVM, f"-Dkafka.logs.dir={logs}",
+        f"-Dlog4j2.configurationFile={logging.as_uri()}", "-cp", os.pathsep.join(map(str, classpath)),
     ]  # fmt: skip
 
 

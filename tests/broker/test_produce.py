@@ -78,12 +78,22 @@ def test_the_iris_table_goes_exactly_where_it_is_routed(
     (run.folder / "iris.csv").write_text("sepal_length,sepal_width,species\n" + "\n".join(rows))
     done = run(
         "produce", two, "iris.csv", "--bootstrap", headrace_cluster.bootstrap,
-        "--value-fields", "sepal_length,sepal_width",
+        "--numbers", "--value-fields", "sepal_length,sepal_width",
         "--route", f"species:virginica={two}/0,setosa={two}/1,versicolor={one}/0+1",
     )  # fmt: skip
     assert done.code == 0, done.err
     assert Counter(r.partition for r in read(headrace_cluster.bootstrap, two)) == {0: 50, 1: 50}
     assert Counter(r.partition for r in read(headrace_cluster.bootstrap, one)) == {0: 25, 1: 25}
+    assert json.loads(read(headrace_cluster.bootstrap, two)[0].value) == [5.0, 3.0]
+
+
+def test_a_file_without_keys_is_dealt_out_to_all_partitions(
+    headrace_cluster: Cluster, headrace_topic: MakeTopic, numbers: Path
+) -> None:
+    topic = headrace_topic(partitions=3)
+    assert produce(headrace_cluster, topic, numbers).complete
+    counts = Counter(r.partition for r in read(headrace_cluster.bootstrap, topic))
+    assert sorted(counts.values()) == [332, 334, 334]
 
 
 def test_two_producers_each_with_its_own_key(

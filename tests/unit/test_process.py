@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -58,7 +59,8 @@ def test_its_children_die_with_it(tmp_path: Path) -> None:
     try:
         eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 10)
     finally:
-        child.kill()
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
 
 
 @pytest.mark.parametrize("shift_s", [-3600, 3600])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from headrace.errors import Failed, UsageError
 from headrace.transport.inputs import InputBatch, Place
-from headrace.transport.shaping import Outgoing, Route, Shaper, Shaping, encode_value, parse_route, timestamp_ms
+from headrace.transport.shaping import Dealer, Outgoing, Route, Shaper, Shaping, encode_value, parse_route, timestamp_ms
 
 
 def batch(*objects: Any) -> InputBatch:
@@ -121,3 +122,12 @@ def test_a_slice_keeps_its_columns_together() -> None:
         [1, 2],
         [20, 30],
     )
+
+
+def test_records_without_a_key_are_dealt_out_evenly() -> None:
+    dealer = Dealer(3)
+    assert dealer.deal(7) == [0, 0, 0, 1, 1, 1, 2]
+    assert dealer.deal(3, one_by_one=True) == [0, 1, 2]
+    counts = Counter(Dealer(6).deal(12_435))
+    assert max(counts.values()) - min(counts.values()) <= Dealer.LONGEST_RUN
+    assert set(counts) == set(range(6))

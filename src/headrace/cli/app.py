@@ -176,6 +176,12 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         say("interrupted")
         sys.exit(130)
+    except OSError as error:
+        if app.verbose:
+            raise
+        # Almost always the output: a full disk behind standard output, a terminal that is gone.
+        show_error(HeadraceError("the system refused", why=error.strerror or str(error), hint="is the disk full?"))
+        sys.exit(1)
     except Exception as error:
         if app.verbose:
             raise

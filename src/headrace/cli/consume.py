@@ -99,16 +99,19 @@ def consume(app: App, /, topics: tuple[str, ...], **flags: Any) -> None:
     headrace consume rides --value registry --json | jq .value.total_amount
     headrace consume breadcrumbs --from -15min -o recent.parquet
     """  # fmt: skip
+    from headrace.transport.admin import Admin
     from headrace.transport.consume import reading
     from headrace.transport.outputs import OrderCheck
 
     # Whoever ends us with `kill` or `timeout` wants the offsets committed and the file whole too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     check = OrderCheck(flags["check_order"]) if flags["check_order"] else None
+    connection = app.connection()
+    Admin(connection).require_topics(topics)  # before a file is opened for them, and emptied
     with ExitStack() as stack:
         writer = _writer(app, flags, stack)
         coded = codecs(app, stack, topics[0] if len(topics) == 1 else None, flags, reading=True)
-        run = reading(app.connection(), topics, options=replace(_options(flags, writer), **coded))
+        run = reading(connection, topics, options=replace(_options(flags, writer), **coded))
         try:
             for batch in run.batches():
                 writer.write(batch)

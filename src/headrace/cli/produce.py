@@ -39,6 +39,7 @@ _SHAPES = ["lines", "ndjson", "array", "concatenated", "strings", "csv", "csv-no
 @click.option("--replication", type=int, help="Replicas of a topic that is created.")
 @click.option("--input", "shape", type=click.Choice(_SHAPES), help="How records lie in the file. [default: detected]")
 @click.option("--columns", callback=words, metavar="A,B,…", help="Names of a CSV file's columns.")
+@click.option("--numbers", is_flag=True, help="CSV cells that are numbers become numbers.")
 @click.option(
     "--on-bad",
     type=click.Choice(["stop", "skip", "set-aside"]),
@@ -123,7 +124,7 @@ def produce(app: App, /, topic: str, file: str, **flags: Any) -> None:
     echo hello | headrace produce greetings --create
     headrace produce rides rides.csv --value avro:ride.avsc --key-codec avro:ride_key.avsc
     headrace produce rides rides.csv --random-key 1-5 --seed 7 --rate 100
-    headrace produce iris iris.csv --value-fields sepal_length,sepal_width \\
+    headrace produce iris iris.csv --numbers --value-fields sepal_length,sepal_width \\
         --route species:virginica=virginicasetosa/0,setosa=virginicasetosa/1,versicolor=versicolor/0+1
     headrace produce a day.json --transaction 4 --wait 2s --commit-probability 0.5 --seed 7
     """  # fmt: skip
@@ -213,6 +214,7 @@ def _input(flags: dict[str, Any], aside: _KeptFile) -> Any:
         on_bad=flags["on_bad"],
         set_aside=aside.bad,
         columns=flags["columns"],
+        numbers=flags["numbers"],
     )
 
 

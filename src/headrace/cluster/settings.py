@@ -13,7 +13,10 @@ from headrace.errors import ConfigError
 from headrace.transport.admin import Admin, ConfigValue
 
 # Settings of listeners and plug-ins carry names that only their owner knows.
-_OPEN_PREFIXES = ("listener.name.", "sasl.", "ssl.", "config.providers.", "rlmm.config.", "rsm.config.")
+_OPEN_PREFIXES = (
+    "super.users", "allow.everyone.if.no.acl.found",  # the authorizer's own
+    "listener.name.", "sasl.", "ssl.", "config.providers.", "rlmm.config.", "rsm.config.",
+)  # fmt: skip
 
 
 def require_known(spec: ClusterSpec, wanted: Mapping[str, str]) -> None:

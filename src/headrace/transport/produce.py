@@ -24,7 +24,7 @@ from headrace.transport.bulk import BulkSender, PartitionSpan, Undelivered
 from headrace.transport.client import PRODUCER_DEFAULTS, Connection, HasBootstrap, connect
 from headrace.transport.inputs import BadPiece, InputBatch, InputOptions, Place, RecordReader
 from headrace.transport.pace import Clock, Pace
-from headrace.transport.shaping import Outgoing, Route, Shaper, Shaping, encode_value
+from headrace.transport.shaping import ANY_PARTITION, Dealer, Outgoing, Route, Shaper, Shaping, encode_value
 
 Source = str | Path | BinaryIO | Iterable[Any]
 OnFailed = Callable[[str, Undelivered], None]
@@ -147,6 +147,12 @@ class _Producing:
                 if any(not 0 <= partition < has for partition in wanted):
                     raise UsageError(f"the route names a partition which topic {name} lacks", why=f"it has {has}")
 
+    @property
+    def partitioner_is_chosen(self) -> bool:
+        """True if the user has a wish of their own for records without a key."""
+        given = {**self.connection.properties, **self.options.settings}
+        return "partitioner" in given or "sticky.partitioning.linger.ms" in given
+
     def run(self, source: Source) -> ProduceReport:
         count = self.options.producers
         began = time.monotonic()
@@ -194,6 +200,7 @@ class _OneProducer:
             shaping = replace(shaping, seed=shaping.seed + number - 1)
         self.shaper = Shaper(shaping, producing.topic)
         self.senders: dict[str, BulkSender] = {}
+        self.dealers: dict[str, Dealer] = {}
         self.read = 0
         self.bad = 0
         self.unshaped = 0
@@ -294,6 +301,7 @@ class _OneProducer:
         return InputBatch([encode_value(o) for o in objects], Place("line", self.read + 1), objects)  # type: ignore[misc]
 
     def _send(self, outgoing: Outgoing) -> None:
+        self._spread(outgoing)
         at = 0
         while at < len(outgoing):
             part = outgoing.slice(at, at + self.options.pace.step(self.read))
@@ -305,6 +313,18 @@ class _OneProducer:
             at += len(part)
             self.read += len(part)
             self._after()
+
+    def _spread(self, outgoing: Outgoing) -> None:
+        """Records without key and partition are dealt out to all partitions, in runs that still make good batches.
+
+        librdkafka alone would put a whole file that is sent within 10 ms into one partition.
+        """
+        if outgoing.keys is not None or outgoing.partition != ANY_PARTITION or self.producing.partitioner_is_chosen:
+            return
+        if outgoing.topic not in self.dealers:
+            partitions = len(Admin(self.producing.connection).topic(outgoing.topic).partitions)
+            self.dealers[outgoing.topic] = Dealer(partitions)
+        outgoing.partition = self.dealers[outgoing.topic].deal(len(outgoing), one_by_one=not self.options.pace.free)
 
     def _after(self) -> None:
         """Flush and wait as the pace says; tell the progress."""

@@ -112,6 +112,25 @@ class Outgoing:
         )
 
 
+class Dealer:
+    """Deals records without a key out to the partitions in turn, in runs."""
+
+    LONGEST_RUN = 500
+
+    def __init__(self, partitions: int) -> None:
+        self.partitions = partitions
+        self._next = 0
+
+    def deal(self, count: int, *, one_by_one: bool = False) -> list[int]:
+        """A partition for each of `count` records; where the last call ended, this one goes on."""
+        run = 1 if one_by_one else max(1, min(self.LONGEST_RUN, -(-count // self.partitions)))
+        dealt: list[int] = []
+        while len(dealt) < count:
+            dealt += [self._next] * min(run, count - len(dealt))
+            self._next = (self._next + 1) % self.partitions
+        return dealt
+
+
 class Shaper:
     """Shapes batch after batch; the random keys and turns go on from one to the next."""
 

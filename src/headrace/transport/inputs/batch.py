@@ -73,6 +73,8 @@ class InputOptions:
     set_aside: Callable[[BadPiece], None] | None = None
     columns: Sequence[str] | None = None
     delimiter: str | None = None
+    #: CSV cells that are numbers become numbers; without it every cell is text, as it was written.
+    numbers: bool = False
 
 
 def field(record: Any, path: str) -> Any:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
 from headrace.errors import UsageError
 from headrace.transport.inputs.batch import InputOptions, Shape
 from headrace.transport.inputs.detection import shape_of_table
+
+_NUMBER = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d{1,15})?")
 
 
 class Table:
@@ -20,6 +24,7 @@ class Table:
         self._names = list(options.columns) if options.columns else None
         self._header_is_due = shape is Shape.CSV
         self._file = name
+        self._numbers = options.numbers
 
     def rows(self, lines: list[str], *, final: bool) -> Iterator[tuple[int, int, list[str] | str]]:
         """First line, line after the last, and the cells, or the reason why they cannot be told.
@@ -52,8 +57,9 @@ class Table:
             return None
         if self._names and len(row) != len(self._names):
             return f"it has {len(row)} columns instead of {len(self._names)}"
+        cells: list[Any] = [_number_or_text(cell) for cell in row] if self._numbers else list(row)
         try:
-            return msgspec.json.encode(dict(zip(self._names, row, strict=True)) if self._names else row)
+            return msgspec.json.encode(dict(zip(self._names, cells, strict=True)) if self._names else cells)
         except UnicodeEncodeError:
             return "it is not UTF-8"
 
@@ -66,3 +72,10 @@ class Table:
                 hint="name the columns yourself",
             )
         return names
+
+
+def _number_or_text(cell: str) -> int | float | str:
+    """`5.1` and `-3` are numbers; `007`, `1e5` and `5 ` stay the text they are."""
+    if not _NUMBER.fullmatch(cell):
+        return cell
+    return float(cell) if "." in cell else int(cell)

@@ -1,0 +1,106 @@
+"""What a reading is asked for and what it tells: options, batches, and the report of who read what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from headrace.errors import UsageError
+from headrace.transport.offsets import Isolation, Place, Start, Until
+from headrace.transport.records import Filter, Record
+
+if TYPE_CHECKING:
+    from headrace.transport.codec import Codec
+
+
+@dataclass(frozen=True)
+class ConsumeOptions:
+    """How to read. Without a group nothing is committed and every partition is read."""
+
+    group: str | None = None
+    start: Start | None = None
+    until: Until = field(default_factory=lambda: Until("end"))
+    partitions: Sequence[int] = ()
+    filter: Filter = field(default_factory=Filter)
+    isolation: Isolation = "committed"
+    protocol: Literal["classic", "consumer"] = "classic"
+    members: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    #: Read values, and keys, as their schemas say.
+    value_codec: Codec | None = None
+    key_codec: Codec | None = None
+    #: Called when the last record was handed on; with it nothing is committed before it has returned.
+    on_finish: Callable[[], None] | None = None
+
+    def check(self) -> None:
+        """The wishes do not contradict each other."""
+        if self.start and self.start.kind == "committed" and not self.group:
+            raise UsageError("only a group has committed offsets", hint="--group NAME, or --from beginning")
+        if self.members < 1:
+            raise UsageError(f"{self.members} members cannot read")
+        if self.members > 1 and not self.group:
+            raise UsageError("several members need a group to share the partitions", hint="--group NAME")
+        if self.members > 1 and self.on_finish:
+            raise UsageError("a file that is whole only at its end is written by one member", hint="--members 1")
+        if self.members > 1 and self.partitions:
+            raise UsageError("chosen partitions are read by one member", hint="--members 1, or no --partition")
+
+
+@dataclass
+class Span:
+    """What one member read of one partition."""
+
+    records: int = 0
+    first_offset: int = -1
+    last_offset: int = -1
+
+
+@dataclass(frozen=True)
+class OwnershipEvent:
+    """A member was given partitions, or gave them up, at a time."""
+
+    at: float
+    member: int
+    what: Literal["assigned", "revoked", "lost"]
+    places: tuple[Place, ...]
+
+
+@dataclass
+class ConsumeReport:
+    """What was read, by whom, and who owned what when."""
+
+    read: int = 0
+    matched: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    spans: dict[tuple[int, str, int], Span] = field(default_factory=dict)
+    ownership: list[OwnershipEvent] = field(default_factory=list)
+    #: Keys and values that their codec could not read, and the first few of them in words.
+    undecodable: int = 0
+    undecodable_samples: list[str] = field(default_factory=list)
+    #: Facts that somebody should know, like records that expired before this group read them.
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Batch:
+    """Messages that one member read, in order within each partition."""
+
+    member: int
+    messages: list[Any]
+    #: What the codecs of the reading made of values and keys, in the same order.
+    decoded: list[Any] | None = None
+    decoded_keys: list[Any] | None = None
+
+    @property
+    def with_codec(self) -> bool:
+        return self.decoded is not None or self.decoded_keys is not None
+
+    def parts(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Each message with its decoded value and key, None where there is no codec."""
+        nothing: list[Any] = [None] * len(self.messages)
+        return zip(self.messages, self.decoded or nothing, self.decoded_keys or nothing, strict=True)
+
+    def records(self) -> Iterator[Record]:
+        return (Record.of(message, self.member, value, key) for message, value, key in self.parts())
