@@ -24,10 +24,12 @@ def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tu
 
 
 def help_text(path: tuple[str, ...], command: click.Command) -> str:
+    # As the trunk sets them up; every context below inherits it.
+    settings = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "terminal_width": 100}
     context: click.Context | None = None
     for name in path[:-1]:
-        context = click.Context(cli, info_name=name, parent=context)
-    own = click.Context(command, info_name=path[-1], parent=context, max_content_width=100, terminal_width=100)
+        context = click.Context(cli, info_name=name, parent=context, **settings)  # type: ignore[arg-type]
+    own = click.Context(command, info_name=path[-1], parent=context, **settings)  # type: ignore[arg-type]
     return command.get_help(own)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
 
 from headrace.cluster import Cluster
+from headrace.runtime.jars import default_cache
 from headrace.runtime.process import MARKER
+
+# Before pytester gives its tests another HOME: there the jars would be fetched again.
+_CACHE = default_cache()
 
 _THEIR_TESTS = """
 from confluent_kafka import Producer
@@ -48,7 +51,7 @@ def test_a_cluster_of_its_own_is_started_mended_told_about_and_removed(
     pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("HEADRACE_CACHE", str(_CACHE))
     pytester.makepyfile(_THEIR_TESTS)
     done = pytester.runpytest_subprocess("--headrace-brokers=1", "--headrace-set=num.partitions=4")
     done.assert_outcomes(passed=2, failed=1)

@@ -40,11 +40,10 @@ _HOW_TO_SET_OWN = {
 }
 
 # C1 only and the serial collector: 3.0 s instead of 5.6 s until three brokers take writes on two cores.
-# The heap is small on purpose: a broker's cache is the system's page cache, not its heap. It begins with a young
-# generation that holds most of a start's garbage: one collection instead of five, a twentieth of the start's CPU time.
+# The heap is small on purpose: a broker's cache is the system's page cache, not its heap.
 _JVM = (
-    "-Xms96m", "-XX:NewSize=32m", "-Xmx512m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-    "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true", "-Dfile.encoding=UTF-8",
+    "-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Xss512k",
+    "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true", "-Dfile.encoding=UTF-8",
 )  # fmt: skip
 
 
