@@ -128,7 +128,8 @@ class Registry(Service):
         return settings | {
             "apicurio.storage.kind": "sql",
             "apicurio.storage.sql.kind": "h2",
-            "apicurio.datasource.url": f"jdbc:h2:file:{self.folder / 'data' / 'registry'}",
+            # Without the delay of half a second in which H2 may lose what it has acknowledged, if it is killed.
+            "apicurio.datasource.url": f"jdbc:h2:file:{self.folder / 'data' / 'registry'};WRITE_DELAY=0",
         }
 
     def ready(self) -> bool:

@@ -165,6 +165,15 @@ class Connectors:
     def delete(self, name: str) -> None:
         """The connector and its tasks are gone; what they wrote stays."""
         self._ask("DELETE", f"/connectors/{_quoted(name)}", about=name)
+        deadline = time.monotonic() + _REBALANCE_PATIENCE_S
+        while self._still_known(name):  # Connect forgets it in the background
+            if time.monotonic() > deadline:
+                raise Failed(f"the connector {name!r} is still there {_REBALANCE_PATIENCE_S:.0f} s after its removal")
+            time.sleep(0.1)
+
+    def _still_known(self, name: str) -> bool:
+        status, _ = self._send("GET", f"/connectors/{_quoted(name)}/status", None)
+        return status != http.client.NOT_FOUND
 
     # -- how it is asked ----------------------------------------------------------------------------------------
 
