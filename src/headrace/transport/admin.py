@@ -304,8 +304,10 @@ class Admin:
 
         return self._ask_offsets(list(partitions), OffsetSpec.for_timestamp(timestamp_ms))()
 
-    def create_topics(self, topics: Iterable[NewTopic]) -> None:
+    def create_topics(self, topics: Iterable[NewTopic], *, wait: bool = True) -> None:
         """The topics exist. Those that were already there are an error; the others were created all the same.
+
+        Every live broker knows them then; without `wait` the controller does, and the others soon.
 
         admin.create_topics([NewTopic("breadcrumbs", partitions=6, replication=3)])
         """
@@ -317,7 +319,8 @@ class Admin:
         except (TypeError, ValueError) as error:
             raise UsageError("the topic cannot be created", why=str(error)) from None
         self.settle(futures, "create topic {name}", lambda name, error: self._why_not_created(wanted[name], error))
-        self._wait_for_leaders(wanted)
+        if wait:
+            self._wait_for_leaders(wanted)
 
     def ensure_topic(self, topic: NewTopic) -> bool:
         """The topic exists; True if it was created just now."""
