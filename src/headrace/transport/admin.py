@@ -219,8 +219,15 @@ class Admin:
         """The topic; one that does not exist is an error with the nearest name."""
         found = self._metadata(name).topics.get(name)
         if found is None or found.error is not None:
-            raise self.no_such_topic(name)
+            raise self._hidden(name) if found and _is_forbidden(found.error) else self.no_such_topic(name)
         return self._topic(found)
+
+    def _hidden(self, name: str) -> Failed:
+        return Failed(
+            f"Kafka does not let you see the topic {name!r}",
+            why="the topic may exist, but you may not describe it (TOPIC_AUTHORIZATION_FAILED)",
+            hint="-F names a file with your credentials; or ask for the right to describe, read or write it",
+        )
 
     def no_such_topic(self, name: str) -> UsageError:
         names = [topic.name for topic in self.topics(internal=True)]
@@ -704,6 +711,12 @@ def _kafka_python() -> Any:
         import kafka.errors
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     return kafka
+
+
+def _is_forbidden(error: Any) -> bool:
+    from confluent_kafka import KafkaError
+
+    return bool(error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED)
 
 
 def _default(entry: Any) -> str | None:
