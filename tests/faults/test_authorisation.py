@@ -28,7 +28,8 @@ def rule(bootstrap: str, topic: str, operation: AclOperation, permission: AclPer
     binding = AclBinding(
         ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", operation, permission
     )
-    for future in AdminClient({"bootstrap.servers": bootstrap}).create_acls([binding]).values():
+    client = AdminClient({"bootstrap.servers": bootstrap})
+    for future in client.create_acls([binding]).values():
         future.result(timeout=20)
 
 
