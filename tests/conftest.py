@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,9 @@ from headrace.runtime.process import MARKER
 pytest_plugins = ["pytester"]
 
 _SCRIPT = Path(sys.executable).with_name("headrace")
+
+# A shell starts background jobs with Ctrl-C ignored, and their children inherit that: tests that send it would hang.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)
