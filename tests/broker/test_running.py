@@ -205,8 +205,8 @@ def test_a_killed_leader_is_followed_by_another_and_comes_back(
     eventually(lambda: set(leaders(bootstrap, topic).values()) == {1, 3}, 30)
     found = status(run, home)
     assert found["state"] == "degraded"
+    # Topics of other tests may have their only replica there, so nothing is said of offline partitions.
     assert found["under_replicated"] > 0
-    assert found["offline"] == 0
     assert state_of(run, home, "broker-2") == "dead"
     assert "broker-2 died without being stopped" in run("doctor", home=home).out
     acknowledged += write(bootstrap, topic, [b"without %d" % n for n in range(100)])
