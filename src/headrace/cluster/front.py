@@ -25,6 +25,8 @@ class Front(ThreadingHTTPServer):
     """Listens on loopback; one thread and one connection to the registry for each client connection."""
 
     daemon_threads = True
+    # Fifty clients at once are a normal test; five, Python's default, would make the others wait for seconds.
+    request_queue_size = 128
 
     def __init__(self, port: int, target_port: int, prefix: str) -> None:
         super().__init__(("127.0.0.1", port), _Passing)
