@@ -231,7 +231,8 @@ class _OneProducer:
     def report(self) -> ProduceReport:
         tallies = [sender.tally for sender in list(self.senders.values())]
         return ProduceReport(
-            read=self.read,
+            # By the senders' count: an interrupt may fall between sending and counting here.
+            read=sum(sender.accepted for sender in list(self.senders.values())),
             acknowledged=sum(t.acknowledged for t in tallies),
             failed=sum(t.failed for t in tallies),
             bad=self.bad + self.unshaped,
