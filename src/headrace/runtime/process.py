@@ -116,7 +116,13 @@ class Supervised:
             return "dead"
 
     def spawn(
-        self, argv: Sequence[str], *, output: Path, environment: Mapping[str, str], nice: int = 0
+        self,
+        argv: Sequence[str],
+        *,
+        output: Path,
+        environment: Mapping[str, str],
+        nice: int = 0,
+        stdin: int = subprocess.DEVNULL,
     ) -> psutil.Process:
         """The process runs in a session of its own and its record is written. `argv` must carry the marker."""
         if self.marker not in argv:
@@ -126,7 +132,7 @@ class Supervised:
                 argv,
                 cwd=self.folder,
                 env=dict(environment),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 # Ctrl-C in the terminal must reach the command, not the brokers behind it.
