@@ -11,7 +11,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,7 @@ KEYS: tuple[Key, ...] = (
     Key("runtime.min_free_disk", _bytes, 1_000_000_000, "`up` refuses to start with less free disk than this"),
 )
 _BY_NAME = {key.name: key for key in KEYS}
+_ROOMS = ("cluster", "runtime", "topics", "pipelines")
 
 
 @dataclass(frozen=True)
@@ -132,12 +133,23 @@ class RuntimeConfig:
 
 
 @dataclass(frozen=True)
+class TopicConfig:
+    """A `[topics.NAME]` table: how the topic is to be made where it does not exist."""
+
+    name: str
+    partitions: int | None = None
+    replication: int | None = None
+    kafka: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Config:
     """All settings, and where each came from."""
 
     cluster: ClusterConfig
     runtime: RuntimeConfig
     origins: Mapping[str, str] = field(default_factory=dict)
+    topics: Mapping[str, TopicConfig] = field(default_factory=dict)
 
     def value(self, name: str) -> Any:
         room, key = name.split(".", 1)
@@ -146,7 +158,8 @@ class Config:
 
 def load(file: Path, flags: Flags | None = None, remembered: Flags | None = None) -> Config:
     """The settings that hold. `flags` and `remembered` are keyed like `cluster.brokers`; None means not given."""
-    from_file = _read_file(file)
+    document = read_document(file)
+    from_file = _settings(file, document)
     places: list[tuple[str, Callable[[Key], Any]]] = [
         ("flag", lambda key: (flags or {}).get(key.name)),
         ("environment", lambda key: os.environ.get(key.variable) or None),
@@ -163,7 +176,8 @@ def load(file: Path, flags: Flags | None = None, remembered: Flags | None = None
         room: {name.split(".", 1)[1]: value for name, value in values.items() if name.startswith(room + ".")}
         for room in ("cluster", "runtime")
     }
-    return Config(ClusterConfig(**rooms["cluster"]), RuntimeConfig(**rooms["runtime"]), origins)
+    topics = {name: _topic(file, name, table) for name, table in document.get("topics", {}).items()}
+    return Config(ClusterConfig(**rooms["cluster"]), RuntimeConfig(**rooms["runtime"]), origins, topics)
 
 
 def _first(key: Key, places: list[tuple[str, Callable[[Key], Any]]], file: Path) -> tuple[Any, str]:
@@ -193,15 +207,15 @@ def _merged_properties(
 
 
 def _wrong_value(key: Key, given: Any, origin: str, file: Path, error: Exception) -> ConfigError:
-    place = {
+    where = {
         "flag": f"the flag for {key.name}",
         "environment": f"the environment variable {key.variable}",
-    }.get(origin) or f"{_place(file, key.name)}: {key.name}"
-    return ConfigError(f"{place} is {given!r}", why=str(error), hint=f"{key.name}: {key.help}")
+    }.get(origin) or f"{place(file, tuple(key.name.split('.', 1)))}: {key.name}"
+    return ConfigError(f"{where} is {given!r}", why=str(error), hint=f"{key.name}: {key.help}")
 
 
-def _read_file(file: Path) -> dict[str, Any]:
-    """The file's settings keyed like `cluster.brokers`; an absent file has none."""
+def read_document(file: Path) -> dict[str, Any]:
+    """The file as tables of tables; an absent file has none. Its rooms are known ones."""
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -212,35 +226,78 @@ def _read_file(file: Path) -> dict[str, Any]:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file} is not valid TOML", why=str(error)) from error
-    settings: dict[str, Any] = {}
     for room, table in document.items():
-        if room not in {"cluster", "runtime"}:
-            raise _unknown(file, room, ["cluster", "runtime"])
+        if room not in _ROOMS:
+            raise unknown_key(file, (room,), _ROOMS)
         if not isinstance(table, dict):
             raise ConfigError(
-                f"{_place(file, room)}: {room} is not a table", hint=f"write [{room}], then a line for each setting"
+                f"{place(file, (room,))}: {room} is not a table", hint=f"write [{room}], then a line for each setting"
             )
-        for name, value in table.items():
+    return document
+
+
+def _settings(file: Path, document: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of cluster and runtime, keyed like `cluster.brokers`."""
+    settings: dict[str, Any] = {}
+    for room in ("cluster", "runtime"):
+        for name, value in document.get(room, {}).items():
             full = f"{room}.{name}"
             if full not in _BY_NAME:
-                raise _unknown(file, full, list(_BY_NAME))
+                raise unknown_key(file, (room, name), list(_BY_NAME))
             settings[full] = value
     return settings
 
 
-def _unknown(file: Path, name: str, known: list[str]) -> ConfigError:
-    near = difflib.get_close_matches(name, known, n=1)
+def _topic(file: Path, name: str, table: Any) -> TopicConfig:
+    readers: dict[str, Callable[[Any], Any]] = {"partitions": _whole, "replication": _whole, "kafka": _properties}
+    if not isinstance(table, dict):
+        raise ConfigError(f"{place(file, ('topics', name))}: [topics.{name}] is no table")
+    values: dict[str, Any] = {}
+    for key, given in table.items():
+        if key not in readers:
+            raise unknown_key(file, ("topics", name, key), list(readers))
+        try:
+            values[key] = readers[key](given)
+        except ValueError as error:
+            raise ConfigError(f"{place(file, ('topics', name, key))}: {key} is {given!r}", why=str(error)) from None
+    return TopicConfig(name, **values)
+
+
+def unknown_key(file: Path, path: tuple[str, ...], known: Sequence[str]) -> ConfigError:
+    """The error for a key that means nothing: its line, what is known, what was perhaps meant."""
+    name = ".".join(path)
+    near = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(path[-1], known, n=1)
     return ConfigError(
-        f"{_place(file, name)}: unknown setting {name}",
+        f"{place(file, path)}: unknown setting {name}",
         why=f"known are {', '.join(known)}",
         hint=f"did you mean {near[0]}?" if near else "headrace config lists what can be set",
     )
 
 
-def _place(file: Path, name: str) -> str:
-    """`headrace.toml, line 7`: tomllib keeps no positions, so the key is looked for in the text."""
-    last = re.escape(name.rsplit(".", 1)[-1])
+_HEADER = re.compile(r"\s*\[\[?([^\]]+)\]")
+_KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
+_PART = re.compile(r"[\w-]+|\"[^\"]*\"|'[^']*'")
+
+
+def place(file: Path, path: tuple[str, ...]) -> str:
+    """`headrace.toml, line 7`: tomllib keeps no positions, so the key is looked for in the text.
+
+    The longest beginning of the path that has a line of its own counts: a key inside an inline table is found at the
+    line of that table.
+    """
+    best, found = 0, None
+    table: tuple[str, ...] = ()
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if re.match(rf"\s*(\[[^\]]*\b{last}\b[^\]]*\]|[\"']?{last}[\"']?\s*[.=])", line):
-            return f"{file.name}, line {number}"
-    return file.name
+        if header := _HEADER.match(line):
+            table = full = _parts(header[1])
+        elif key := _KEY.match(line):
+            full = table + _parts(key[1])
+        else:
+            continue
+        if len(full) > best and path[: len(full)] == full:
+            best, found = len(full), number
+    return f"{file.name}, line {found}" if found else file.name
+
+
+def _parts(dotted: str) -> tuple[str, ...]:
+    return tuple(part.strip("\"'") for part in _PART.findall(dotted))
