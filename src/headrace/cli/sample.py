@@ -1,0 +1,196 @@
+"""`headrace sample`: example data of any size, to a file or to standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+import click
+
+from headrace.cli.app import App, cli, everywhere
+from headrace.cli.output import counted, print_json, size
+from headrace.errors import SetupError
+
+if TYPE_CHECKING:
+    from headrace.samples import Damage, Sample
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_JSON_FORMATS = ("array", "pretty", "ndjson", "concatenated", "strings")
+
+
+@cli.group()
+def sample() -> None:
+    """Make example data: the records that the examples and labs use.
+
+    Everything is invented on the spot, after what real files are like; the same seed gives the same bytes. Any number
+    of records is made in constant memory.
+    """
+
+
+def _rates(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for text in given:
+        name, equals, rate = text.partition("=")
+        try:
+            found[name] = float(rate)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise click.BadParameter(f"{text!r} is not of the form KIND=RATE, like null=0.01")
+    return found
+
+
+def _made(*formats: str, records: int) -> Callable[[F], F]:
+    """The options that every sample has."""
+    options = (
+        click.option("--records", "-n", type=click.IntRange(0), default=records, show_default=True, help="How many."),
+        click.option("--format", "layout", type=click.Choice(formats), default=formats[0], show_default=True,
+                     help="How they lie in the file."),
+        click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False),
+                     help="The file to write. [default: standard output]"),
+        everywhere,
+    )  # fmt: skip
+    return _with(options)
+
+
+def _damaged() -> Callable[[F], F]:
+    """The options of a sample that can be damaged on purpose."""
+    return _with((
+        click.option("--bad", type=click.FloatRange(0, 1), default=0.0, show_default=True,
+                     help="Share of damaged records, of every kind that leaves the file readable."),
+        click.option("--damage", metavar="KIND=RATE", multiple=True, callback=_rates,
+                     help="Share of records with one kind of damage; any number of times."),
+        click.option("--truth", type=click.Path(path_type=Path, dir_okay=False),
+                     help="Write here, an object a line, what was done to which record."),
+    ))  # fmt: skip
+
+
+_seed = click.option("--seed", type=int, default=7, show_default=True, help="Another seed, other records.")
+
+
+def _with(options: tuple[Callable[[F], F], ...]) -> Callable[[F], F]:
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+@sample.command()
+@_made(*_JSON_FORMATS, "csv", records=1000)
+@_seed
+@click.option(
+    "--shape",
+    type=click.Choice(["2020", "2022"]),
+    default="2020",
+    show_default=True,
+    help="14 fields, all strings, or the ten typed ones of later files.",
+)
+@click.option("--vehicles", type=click.IntRange(1), help="How many buses. [default: one per 3,300 records]")
+@_damaged()
+@click.pass_obj
+def breadcrumbs(app: App, /, layout: str, shape: str, damage: Mapping[str, float], bad: float, **given: Any) -> None:
+    """Bus breadcrumbs: where each bus of a city was, every five seconds.
+
+    Trips are stored hours out of order, as in real files. A day has 370,000 breadcrumbs (125 MB); more records
+    fill more days.
+
+    \b
+    Kinds of damage, for --damage:
+      not-json truncated invalid-utf8 null not-an-object duplicate wrong-type not-a-number
+      negative-time missing-trip empty-trip outside-city empty-coordinates negative-speed
+      bad-date far-future bad-direction (2020 only)
+    """
+    from headrace.samples import breadcrumbs as make
+
+    options = {"records": given["records"], "seed": given["seed"], "vehicles": given["vehicles"]}
+    made = make(**options, shape=int(shape), bad=bad, damage=damage, fits=layout)
+    _write(app, made, layout, given["output"], given["truth"])
+
+
+@sample.command()
+@_made("csv", "ndjson", "array", records=1000)
+@_seed
+@click.option(
+    "--shape",
+    type=click.Choice(["rides", "v1", "v2", "v3"]),
+    default="rides",
+    show_default=True,
+    help="The monthly file's 18 columns, or records of a version of the Avro schema.",
+)
+@_damaged()
+@click.pass_obj
+def taxi(app: App, /, layout: str, shape: str, damage: Mapping[str, float], bad: float, **given: Any) -> None:
+    """Taxi rides, with the oddities of real files.
+
+    A distance of nought in 4 %, no passengers in 5 %, a refund in 0.2 %, a drop-off before the pick-up in 0.2 %.
+
+    \b
+    Kinds of damage, for --damage:
+      not-json truncated invalid-utf8 null not-an-object duplicate wrong-type missing-vendor
+      negative-distance unknown-payment huge-total
+    """
+    from headrace.samples import taxi as make
+
+    made = make(given["records"], given["seed"], shape=shape, bad=bad, damage=damage, fits=layout)
+    _write(app, made, layout, given["output"], given["truth"])
+
+
+@sample.command()
+@_made("csv", "ndjson", "array", records=12_434)
+@_seed
+@click.pass_obj
+def customers(app: App, layout: str, records: int, seed: int, output: Path | None) -> None:
+    """Retail customers: nine columns, and no header row in the CSV file."""
+    from headrace.samples import customers as make
+
+    _write(app, make(records, seed), layout, output)
+
+
+@sample.command()
+@_made("csv", "ndjson", "array", records=150)
+@click.pass_obj
+def iris(app: App, layout: str, records: int, output: Path | None) -> None:
+    """The Iris table: 150 flowers of three classes (Fisher 1936)."""
+    from headrace.samples import iris as make
+
+    _write(app, make(records), layout, output)
+
+
+def _write(app: App, made: Sample, layout: str, output: Path | None, truth: Path | None = None) -> None:
+    began = time.monotonic()
+    with ExitStack() as opened:
+        file = opened.enter_context(_open(output)) if output else sys.stdout.buffer
+        told = opened.enter_context(_open(truth)) if truth else None
+
+        def tell(damage: Damage) -> None:
+            if told:
+                known = {name: value for name, value in asdict(damage).items() if value is not None}
+                told.write(json.dumps(known).encode() + b"\n")
+
+        written = made.write(file, layout, tell)
+    if app.json and output:
+        print_json({"file": str(output), **asdict(written)})
+    elif output:
+        spent = max(time.monotonic() - began, 0.001)
+        app.say(
+            f"{counted(written.records, 'record')} in {output}: {size(written.size_bytes)}, "
+            f"{written.records / spent:,.0f} records/s"
+        )
+        for kind, count in sorted(written.damaged.items()):
+            app.say(f"  {kind}: {count:,}")
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("wb", buffering=1 << 20)
+    except OSError as error:
+        raise SetupError(f"{path} cannot be written", why=error.strerror, hint="another file with -o") from error

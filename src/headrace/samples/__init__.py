@@ -1,0 +1,32 @@
+"""MAKE example data: bus breadcrumbs, taxi rides, customers and the Iris table, as the source documents use them.
+
+Everything but the Iris table (150 measurements, published by Fisher in 1936) is invented here, record by record, after
+the rates of disorder and damage that real files have. The same seed gives the same bytes. A sample of any size is
+streamed in constant memory and can be walked through again and again:
+
+    for record in breadcrumbs(records=1000, seed=7): ...
+
+This room knows nothing of Kafka and imports nothing but `errors`.
+"""
+
+from headrace.samples.breadcrumbs import breadcrumbs
+from headrace.samples.customers import customers
+from headrace.samples.damage import Damage
+from headrace.samples.iris import Iris, iris
+from headrace.samples.sample import Format, Made, Sample
+from headrace.samples.taxi import RIDE_VERSIONS, ride_key_schema, ride_schema, taxi
+
+__all__ = [
+    "RIDE_VERSIONS",
+    "Damage",
+    "Format",
+    "Iris",
+    "Made",
+    "Sample",
+    "breadcrumbs",
+    "customers",
+    "iris",
+    "ride_key_schema",
+    "ride_schema",
+    "taxi",
+]
