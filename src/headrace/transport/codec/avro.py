@@ -51,7 +51,7 @@ class Avro:
     """One Avro schema, compiled; a reader's schema if records shall be read as that one says."""
 
     def __init__(self, schema: Schema, referred: Mapping[str, Schema], reader: Avro | None = None) -> None:
-        self.document = _whole(schema, referred)
+        self.document = whole(schema, referred)
         try:
             self._parsed: Any = fastavro.parse_schema(copy.deepcopy(self.document))
         except Exception as error:  # fastavro raises several kinds, without a common one
@@ -236,7 +236,7 @@ def _is_record(node: Any) -> bool:
     return isinstance(node, dict) and node.get("type") in {"record", "error"}
 
 
-def _whole(schema: Schema, referred: Mapping[str, Schema]) -> Any:
+def whole(schema: Schema, referred: Mapping[str, Schema]) -> Any:
     """The schema with what it refers to put in, where its name is used first."""
     document = json.loads(schema.text)
     missing = {name: json.loads(found.text) for name, found in referred.items()}

@@ -1,0 +1,564 @@
+"""What a pipeline is to do: a `[pipelines.NAME]` table of headrace.toml, read into frozen dataclasses.
+
+    from, start        where records come from           into           where rows go, one sink or several
+    decode             bytes to typed fields             dead_letters   where records go that cannot be used
+    select, where      the columns, the rows wanted      trigger        "once", "5 seconds", "realtime"
+    expect             what must hold of each row        event_time, watermark, deduplicate, aggregate
+
+Whatever is written is checked here as far as words go: unknown keys, wrong kinds of value, what cannot stand together,
+each with its line. What needs Spark to judge (SQL, columns) is checked by `flow.py`, against no data, before a run.
+A Python function `DataFrame -> DataFrame` may stand for `decode`, `select`, `where` or a sink's `aggregate`.
+This module never imports Spark: `pipeline list` answers at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from headrace.config import place, read_document, unknown_key
+from headrace.errors import ConfigError, UsageError
+
+Action = Literal["dead", "drop", "warn", "fail"]
+Format = Literal["json", "csv", "text", "avro", "json-schema", "protobuf"]
+Kind = Literal["delta", "parquet", "topic", "console"]
+Mode = Literal["merge", "watermark", "recompute"]
+#: A step in Python: gets a DataFrame, gives a DataFrame.
+Step = Callable[[Any], Any]
+
+_SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|millisecond|s|second|min|minute|h|hour|d|day|week)s?\s*")
+_SECONDS = {
+    "ms": 0.001, "millisecond": 0.001, "s": 1, "second": 1, "min": 60, "minute": 60,
+    "h": 3600, "hour": 3600, "d": 86400, "day": 86400, "week": 604800,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Decode:
+    """How a record's value becomes fields. `schema` is DDL for json and csv, a subject or a file for the registry's."""
+
+    format: Format = "text"
+    schema: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    #: A reader schema (a file): every version of the writers' is read into it. Without it, the latest version counts.
+    reader: str | None = None
+    step: Step | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must hold of a row, and what becomes of one for which it does not."""
+
+    name: str
+    condition: str
+    action: Action = "dead"
+
+
+@dataclass(frozen=True)
+class Window:
+    """Windows of event time: tumbling (size), sliding (size and slide), or sessions that end after a gap."""
+
+    size: str
+    slide: str | None = None
+    session: bool = False
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Rows to one row per key and window.
+
+    `merge` adds each batch's partial results to the table: right for rows however late. `watermark` is Spark's own
+    stateful operator: bounded state, final rows, late rows set apart. `recompute` computes a key's rows anew from the
+    first sink whenever new ones come: any SQL, window functions too.
+    """
+
+    by: tuple[str, ...]
+    values: Mapping[str, str] = field(default_factory=dict)
+    window: Window | None = None
+    mode: Mode = "merge"
+    step: Step | None = None
+
+
+@dataclass(frozen=True)
+class Sink:
+    """One place that rows go to."""
+
+    kind: Kind
+    target: str
+    select: Mapping[str, str] = field(default_factory=dict)
+    where: str | None = None
+    aggregate: Aggregate | None = None
+    partition_by: tuple[str, ...] = ()
+    #: Of a topic: which column is the key, and whether values are JSON or Avro of the registry.
+    key: str | None = None
+    format: Literal["json", "avro"] = "json"
+
+    @property
+    def name(self) -> str:
+        return self.target if self.kind != "console" else "console"
+
+
+@dataclass(frozen=True)
+class DeadLetters:
+    """Where records go that cannot be used: a topic, or a Delta table. Undeclared: a table in the pipeline's folder."""
+
+    kind: Literal["topic", "table"]
+    target: str
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """`once`: all that is there, then stop. `every`: a batch each `seconds`. `realtime`: record by record."""
+
+    kind: Literal["once", "every", "realtime"] = "once"
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Deduplicate:
+    """Rows whose columns `by` were seen before are set aside; with `within` only those seen within that event time."""
+
+    by: tuple[str, ...]
+    within: str | None = None
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """All that is said about one pipeline."""
+
+    name: str
+    topics: tuple[str, ...]
+    sinks: tuple[Sink, ...]
+    decode: Decode = Decode()
+    start: str = "beginning"
+    select: Mapping[str, str] = field(default_factory=dict)
+    select_step: Step | None = None
+    where: str | None = None
+    where_step: Step | None = None
+    rules: tuple[Rule, ...] = ()
+    event_time: str | None = None
+    watermark: str | None = None
+    deduplicate: Deduplicate | None = None
+    dead_letters: DeadLetters | None = None
+    trigger: Trigger = Trigger()
+    max_records_per_batch: int = 1_000_000
+    spark: Mapping[str, str] = field(default_factory=dict)
+    kafka: Mapping[str, str] = field(default_factory=dict)
+    #: Where Spark keeps its progress; on a Spark cluster a folder that all of its machines see.
+    checkpoint: str | None = None
+    file: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Relative paths in the declaration begin here."""
+        return self.file.parent if self.file else Path.cwd()
+
+    def place(self, *path: str) -> str:
+        """`headrace.toml, line 7`, or the names alone when the declaration was made in Python."""
+        if self.file is None:
+            return f"pipeline {self.name}, {'.'.join(path)}"
+        return place(self.file, ("pipelines", self.name, *path))
+
+    def wrong(self, problem: str, *path: str, why: str | None = None, hint: str | None = None) -> ConfigError:
+        """The error for something in this declaration, with its place."""
+        return ConfigError(f"{self.place(*path)}: {problem}", why=why, hint=hint)
+
+    def resolve(self, target: str) -> str:
+        """A path of the declaration as Spark takes it: absolute, unless it names a file system of its own."""
+        return target if "://" in target else str((self.folder / target).absolute())
+
+    @property
+    def streaming_aggregate(self) -> Sink | None:
+        """The sink that Spark's stateful operator feeds, if there is one."""
+        return next((s for s in self.sinks if s.aggregate and s.aggregate.mode == "watermark"), None)
+
+
+def declared(file: Path) -> tuple[str, ...]:
+    """The names of the pipelines in the file."""
+    return tuple(read_document(file).get("pipelines", {}))
+
+
+def read(file: Path, name: str) -> Declaration:
+    """The declaration of that pipeline."""
+    tables = read_document(file).get("pipelines", {})
+    if name not in tables:
+        raise _no_such(file, name, tuple(tables))
+    return _Reader(file, name, tables[name]).read()
+
+
+def _no_such(file: Path, name: str, known: tuple[str, ...]) -> UsageError:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    if not known:
+        return UsageError(
+            f"there is no pipeline {name!r}",
+            why=f"{file} declares none" if file.is_file() else f"there is no file {file}",
+            hint="a [pipelines.NAME] table in headrace.toml declares one; examples are in docs/pipelines.md",
+        )
+    return UsageError(
+        f"there is no pipeline {name!r}",
+        why=f"{file.name} declares {', '.join(known)}",
+        hint=f"did you mean {near[0]}?" if near else "headrace pipeline list",
+    )
+
+
+def span_s(text: str) -> float:
+    """`10 minutes` in seconds."""
+    found = _SPAN.fullmatch(text)
+    if not found:
+        raise ValueError(f"{text!r} is no span of time; 5 seconds, 10 minutes, 1 hour are")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+class _Reader:
+    """Reads one table, key by key; every mistake is told with its line."""
+
+    def __init__(self, file: Path, name: str, table: Any) -> None:
+        self.file = file
+        self.name = name
+        self.table = self._table(table, ())
+
+    def read(self) -> Declaration:
+        known = (
+            "from", "start", "decode", "select", "where", "expect", "event_time", "watermark", "deduplicate",
+            "aggregate", "into", "dead_letters", "trigger", "max_records_per_batch", "spark", "kafka", "checkpoint",
+        )  # fmt: skip
+        self._only(self.table, (), known)
+        for needed in ("from", "into"):
+            if needed not in self.table:
+                raise self.error((), f"{needed} is missing", hint='from = "TOPIC" and into = { delta = "FOLDER" }')
+        select, select_step = self._select()
+        where = self.table.get("where")
+        declaration = Declaration(
+            name=self.name,
+            topics=self._words("from"),
+            start=self._text("start", "beginning"),
+            decode=self._decode(),
+            select=select,
+            select_step=select_step,
+            where=None if isinstance(where, dict) else self._text("where", None),
+            where_step=self._step(("where",), where) if isinstance(where, dict) else None,
+            rules=self._rules(),
+            event_time=self._text("event_time", None),
+            watermark=self._span("watermark"),
+            deduplicate=self._deduplicate(),
+            sinks=self._sinks(),
+            dead_letters=self._dead_letters(),
+            trigger=self._trigger(),
+            max_records_per_batch=self._whole("max_records_per_batch", 1_000_000),
+            spark=self._properties("spark"),
+            kafka=self._properties("kafka"),
+            checkpoint=self._text("checkpoint", None),
+            file=self.file,
+        )
+        check(declaration)
+        return declaration
+
+    # -- the parts ---------------------------------------------------------------------------------------------------
+
+    def _decode(self) -> Decode:
+        given = self.table.get("decode", "text")
+        if isinstance(given, str):
+            given = {given: None}
+        table = self._table(given, ("decode",))
+        if "python" in table:
+            return Decode(step=self._step(("decode",), table))
+        formats = get_args(Format)
+        self._only(table, ("decode",), (*formats, "options", "reader", "python"))
+        named = [name for name in table if name in formats]
+        if len(named) != 1:
+            raise self.error(
+                ("decode",), f"decode names {len(named) or 'no'} formats", hint=f"one of {', '.join(formats)}"
+            )
+        kind = cast(Format, named[0])
+        schema = table[kind]
+        if kind in {"json", "csv"} and not isinstance(schema, str):
+            raise self.error(
+                ("decode",), f"{kind} needs to know the fields",
+                hint=f'decode = {{ {kind} = "id long, name string" }}, in Spark\'s DDL',
+            )  # fmt: skip
+        options = {str(k): _plain(v) for k, v in self._table(table.get("options", {}), ("decode", "options")).items()}
+        reader = table.get("reader")
+        return Decode(kind, schema if isinstance(schema, str) else None, options, reader)
+
+    def _select(self) -> tuple[dict[str, str], Step | None]:
+        given = self._table(self.table.get("select", {}), ("select",))
+        if set(given) == {"python"}:
+            return {}, self._step(("select",), given)
+        for name, expression in given.items():
+            if not isinstance(expression, str):
+                raise self.error(("select", name), f"select.{name} is {expression!r}", hint="a SQL expression, as text")
+            if name.startswith("_"):
+                raise self.error(
+                    ("select", name), f"select.{name} begins with an underscore",
+                    why="such names are the record's own: _topic, _partition, _offset, _timestamp, _key, _headers",
+                )  # fmt: skip
+        return dict(given), None
+
+    def _rules(self) -> tuple[Rule, ...]:
+        rules = []
+        for name, given in self._table(self.table.get("expect", {}), ("expect",)).items():
+            table = {"rule": given} if isinstance(given, str) else self._table(given, ("expect", name))
+            self._only(table, ("expect", name), ("rule", "action"))
+            action = table.get("action", "dead")
+            if not isinstance(table.get("rule"), str):
+                raise self.error(("expect", name), f"expectation {name!r} has no rule", hint='"name" = "amount > 0"')
+            if action not in get_args(Action):
+                raise self.error(
+                    ("expect", name), f"unknown action {action!r}", hint=f"one of {', '.join(get_args(Action))}"
+                )
+            rules.append(Rule(name, table["rule"], cast(Action, action)))
+        return tuple(rules)
+
+    def _sinks(self) -> tuple[Sink, ...]:
+        given = self.table["into"]
+        listed = given if isinstance(given, list) else [given]
+        if not listed:
+            raise self.error(("into",), "into names no sink")
+        sinks = [self._sink(self._table(entry, ("into",))) for entry in listed]
+        if "aggregate" in self.table:
+            if len(sinks) != 1 or sinks[0].aggregate:
+                raise self.error(
+                    ("aggregate",), "an aggregate beside several sinks does not say which one it is for",
+                    hint="write the aggregate into the sink: [[pipelines.NAME.into]] delta = … aggregate = …",
+                )  # fmt: skip
+            whole = {**_as_table(listed[0]), "aggregate": self.table["aggregate"]}
+            sinks = [self._sink(whole)]
+        return tuple(sinks)
+
+    def _sink(self, table: dict[str, Any]) -> Sink:
+        kinds = get_args(Kind)
+        self._only(table, ("into",), (*kinds, "select", "where", "aggregate", "partition_by", "key", "format"))
+        named = [name for name in table if name in kinds]
+        if len(named) != 1:
+            raise self.error(("into",), f"a sink names {len(named) or 'no'} places", hint=f"one of {', '.join(kinds)}")
+        kind = cast(Kind, named[0])
+        target = table[kind]
+        if kind == "console":
+            target = "console"
+        if not isinstance(target, str) or not target:
+            raise self.error(("into", kind), f"{kind} is {target!r}", hint="a path or a name, as text")
+        shape = table.get("format", "json")
+        if shape not in {"json", "avro"} or ("format" in table and kind != "topic"):
+            raise self.error(("into", "format"), f"format is {shape!r}", hint="json or avro, of a topic")
+        aggregate = self._aggregate(table["aggregate"]) if "aggregate" in table else None
+        return Sink(
+            kind, target,
+            select={n: str(e) for n, e in self._table(table.get("select", {}), ("into", "select")).items()},
+            where=table.get("where"), aggregate=aggregate, partition_by=_words(table.get("partition_by", ())),
+            key=table.get("key"), format=shape,
+        )  # fmt: skip
+
+    def _aggregate(self, given: Any) -> Aggregate:
+        at = ("into", "aggregate") if "aggregate" not in self.table else ("aggregate",)
+        table = self._table(given, at)
+        self._only(table, at, ("by", "values", "window", "slide", "session", "mode", "python"))
+        by = _words(table.get("by", ()))
+        step = self._step(at, table) if "python" in table else None
+        mode: Mode = table.get("mode", "recompute" if step else "merge")
+        if mode not in get_args(Mode):
+            raise self.error((*at, "mode"), f"unknown mode {mode!r}", hint=f"one of {', '.join(get_args(Mode))}")
+        values = {n: str(e) for n, e in self._table(table.get("values", {}), (*at, "values")).items()}
+        if not values and step is None:
+            raise self.error(at, "the aggregate has no values", hint='values = { revenue = "sum(total)" }')
+        return Aggregate(by, values, self._window(table, at), mode, step)
+
+    def _window(self, table: dict[str, Any], at: tuple[str, ...]) -> Window | None:
+        spans = {key: table.get(key) for key in ("window", "slide", "session")}
+        for key, text in spans.items():
+            if text is not None:
+                self._check_span(text, (*at, key))
+        if spans["session"]:
+            if spans["window"]:
+                raise self.error((*at, "session"), "window and session exclude each other")
+            return Window(spans["session"], session=True)
+        if spans["slide"] and not spans["window"]:
+            raise self.error((*at, "slide"), "slide needs a window")
+        return Window(spans["window"], spans["slide"]) if spans["window"] else None
+
+    def _deduplicate(self) -> Deduplicate | None:
+        given = self.table.get("deduplicate")
+        if given is None:
+            return None
+        if not isinstance(given, dict):
+            return Deduplicate(_words(given))
+        self._only(given, ("deduplicate",), ("by", "within"))
+        if "within" in given:
+            self._check_span(given["within"], ("deduplicate",))
+        return Deduplicate(_words(given.get("by", ())), given.get("within"))
+
+    def _dead_letters(self) -> DeadLetters | None:
+        given = self.table.get("dead_letters")
+        if given is None:
+            return None
+        table = {"topic": given} if isinstance(given, str) else self._table(given, ("dead_letters",))
+        self._only(table, ("dead_letters",), ("topic", "table"))
+        if len(table) != 1:
+            raise self.error(("dead_letters",), "dead letters go to one place", hint='"TOPIC" or { table = "FOLDER" }')
+        ((kind, target),) = table.items()
+        return DeadLetters(cast(Literal["topic", "table"], kind), str(target))
+
+    def _trigger(self) -> Trigger:
+        given = self._text("trigger", "once")
+        if given in {"once", "realtime"}:
+            return Trigger(given)
+        self._check_span(given, ("trigger",))
+        return Trigger("every", span_s(str(given)))
+
+    # -- kinds of value ----------------------------------------------------------------------------------------------
+
+    def error(self, path: tuple[str, ...], problem: str, *, why: str | None = None, hint: str | None = None) -> Any:
+        where = place(self.file, ("pipelines", self.name, *path))
+        return ConfigError(f"{where}: {problem}", why=why, hint=hint)
+
+    def _only(self, table: Mapping[str, Any], path: tuple[str, ...], known: tuple[str, ...]) -> None:
+        for key in table:
+            if key not in known:
+                raise unknown_key(self.file, ("pipelines", self.name, *path, key), known)
+
+    def _table(self, given: Any, path: tuple[str, ...]) -> dict[str, Any]:
+        if not isinstance(given, dict):
+            raise self.error(path, f"{'.'.join(path) or self.name} is {given!r}", hint="a table is expected")
+        return given
+
+    def _text(self, key: str, default: str | None) -> Any:
+        given = self.table.get(key, default)
+        if given is not None and not isinstance(given, str):
+            given = str(given) if key == "start" else given
+        if given is not None and not isinstance(given, str):
+            raise self.error((key,), f"{key} is {given!r}", hint="text is expected")
+        return given
+
+    def _words(self, key: str) -> tuple[str, ...]:
+        words = _words(self.table[key])
+        if not words or not all(isinstance(word, str) and word for word in words):
+            raise self.error((key,), f"{key} is {self.table[key]!r}", hint="a topic, or a list of topics")
+        return words
+
+    def _whole(self, key: str, default: int) -> int:
+        given = self.table.get(key, default)
+        if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+            raise self.error((key,), f"{key} is {given!r}", hint="a whole number above 0 is expected")
+        return given
+
+    def _span(self, key: str) -> str | None:
+        given = self.table.get(key)
+        if given is not None:
+            self._check_span(given, (key,))
+        return given
+
+    def _check_span(self, given: Any, path: tuple[str, ...]) -> None:
+        try:
+            span_s(str(given))
+        except ValueError as error:
+            raise self.error(path, str(error)) from None
+
+    def _properties(self, key: str) -> dict[str, str]:
+        return {str(name): _plain(value) for name, value in _flat(self._table(self.table.get(key, {}), (key,)))}
+
+    def _step(self, path: tuple[str, ...], table: Mapping[str, Any]) -> Step:
+        """`{ python = "module:function" }`: the module lies beside headrace.toml, or is installed."""
+        named = str(table.get("python", ""))
+        module, _, function = named.partition(":")
+        if not module or not function:
+            raise self.error(path, f"python is {named!r}", hint='"module:function" is expected')
+        return load_step(self.file.parent, module, function, self.error(path, f"{named} cannot be loaded"))
+
+
+def load_step(folder: Path, module: str, function: str, error: ConfigError) -> Step:
+    """The function of that module, looked for in the folder first."""
+    import importlib
+    import sys
+
+    sys.path.insert(0, str(folder))
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except Exception as cause:
+        raise ConfigError(error.problem, why=f"{type(cause).__name__}: {cause}") from cause
+    finally:
+        sys.path.remove(str(folder))
+    if not callable(found):
+        raise ConfigError(error.problem, why=f"{function} is no function")
+    step: Step = found
+    return step
+
+
+def check(declaration: Declaration) -> None:
+    """What is said holds together."""
+    for sink in declaration.sinks:
+        _check_sink(declaration, sink)
+    if declaration.watermark and not declaration.event_time:
+        raise declaration.wrong("a watermark needs event_time", "watermark", hint='event_time = "COLUMN"')
+    if declaration.trigger.kind == "realtime":
+        _check_realtime(declaration)
+
+
+def _check_sink(declaration: Declaration, sink: Sink) -> None:
+    aggregate = sink.aggregate
+    if aggregate is None:
+        return
+    if aggregate.mode in {"merge", "recompute"} and sink.kind != "delta":
+        raise declaration.wrong(
+            f"an aggregate of mode {aggregate.mode} cannot go to a {sink.kind}", "into",
+            why="its rows change as more records come", hint="a delta table, or mode = \"watermark\"",
+        )  # fmt: skip
+    if aggregate.window and not declaration.event_time:
+        raise declaration.wrong("windows need event_time", "into", hint='event_time = "COLUMN"')
+    if aggregate.mode == "merge" and aggregate.window and aggregate.window.session:
+        raise declaration.wrong(
+            "session windows cannot be merged", "into",
+            why="a late row may join two sessions into one", hint='mode = "watermark" or mode = "recompute"',
+        )  # fmt: skip
+    if aggregate.mode == "watermark" and not declaration.watermark:
+        raise declaration.wrong(
+            "mode watermark needs a watermark", "into", hint='event_time = "COLUMN" and watermark = "10 minutes"'
+        )
+    if aggregate.mode == "recompute" and not any(s.kind == "delta" and not s.aggregate for s in declaration.sinks):
+        raise declaration.wrong(
+            "mode recompute needs the rows themselves", "into",
+            why="a key is computed anew from all its rows", hint='another sink before it: delta = "FOLDER" of the rows',
+        )  # fmt: skip
+    if len([s for s in declaration.sinks if s.aggregate and s.aggregate.mode == "watermark"]) > 1:
+        raise declaration.wrong("only one sink can have an aggregate of mode watermark", "into")
+
+
+def _check_realtime(declaration: Declaration) -> None:
+    why = "Spark's real-time mode has neither shuffles nor tables: rows go from topic to topic, one by one"
+    if any(sink.kind not in {"topic", "console"} or sink.aggregate for sink in declaration.sinks):
+        raise declaration.wrong("realtime writes to topics only", "into", why=why, hint='into = { topic = "NAME" }')
+    if len(declaration.sinks) > 1:
+        raise declaration.wrong("realtime has one sink", "into", why=why)
+    if declaration.deduplicate or declaration.watermark:
+        raise declaration.wrong("realtime keeps no state", "trigger", why=why, hint='trigger = "1 second"')
+    if declaration.dead_letters is None or declaration.dead_letters.kind != "topic":
+        hint = f'dead_letters = "{declaration.name}.dead"'
+        raise declaration.wrong("realtime needs a topic for its dead letters", "dead_letters", why=why, hint=hint)
+    if any(rule.action == "fail" for rule in declaration.rules):
+        raise declaration.wrong(
+            "a rule with action fail cannot stop a realtime pipeline", "expect",
+            why="the record is gone before anybody can object", hint="action dead, or another trigger",
+        )  # fmt: skip
+
+
+def _words(given: Any) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _as_table(given: Any) -> dict[str, Any]:
+    return dict(given)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """An unquoted a.b = 1 arrives as nested tables."""
+    found: list[tuple[str, Any]] = []
+    for name, value in table.items():
+        found.extend(_flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)])
+    return found

@@ -1,0 +1,240 @@
+"""A record's bytes to typed fields, inside the JVM, and the reason when that fails.
+
+A decoder adds two columns: `_fields`, a struct, and `_undecoded`, the reason why there is none (null when there is).
+Spark's own readers lose records quietly: `from_json` gives nulls, stops at the end of the first object and takes
+anything for a string; `from_avro` does not know a registry's frame. So what they leave open is asked beside them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.avro.functions import from_avro
+
+from headrace.errors import ConfigError, HeadraceError
+from headrace.pipeline.declaration import Declaration, Decode
+from headrace.transport.codec.wire import PREFIX_SIZE, VALUE_HEADER
+
+if TYPE_CHECKING:
+    from headrace.transport.schemas import Registry
+
+_CORRUPT = "_corrupt"
+NULL_VALUE = "the value is null"
+NOT_UTF8 = "not UTF-8"
+UNKNOWN_SCHEMA = "unknown schema id"
+
+
+class Decoder(Protocol):
+    """Bytes to fields. `learn` is told what could not be decoded and says whether it now knows more."""
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        """`raw` with `_fields` and `_undecoded`."""
+
+    def learn(self, undecoded: DataFrame) -> bool:
+        """True if a batch that was decoded so far should be decoded again."""
+
+
+def decoder(spark: SparkSession, declaration: Declaration, registry: Registry | None) -> Decoder:
+    """The decoder that the declaration asks for."""
+    given = declaration.decode
+    if given.step is not None:
+        return _Step(given)
+    if given.format == "text":
+        return _Text()
+    if given.format in {"json", "csv"}:
+        return _Parsed(given)
+    if registry is None:
+        raise declaration.wrong(
+            f"decode {given.format} needs a schema registry", "decode",
+            hint="headrace up --with registry, or --registry URL",
+        )  # fmt: skip
+    if given.format == "avro":
+        return AvroDecoder(spark, declaration, registry)
+    from headrace.pipeline.framed import json_schema_decoder, protobuf_decoder
+
+    make = json_schema_decoder if given.format == "json-schema" else protobuf_decoder
+    return make(spark, declaration, registry)
+
+
+class _Learnt:
+    def learn(self, undecoded: DataFrame) -> bool:  # noqa: ARG002 - the protocol's signature
+        """Nothing about the data changes how they are decoded."""
+        return False
+
+
+class _Step(_Learnt):
+    """A Python function that makes the columns; records that it leaves out count as filtered."""
+
+    def __init__(self, given: Decode) -> None:
+        assert given.step is not None
+        self._step = given.step
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        made = self._step(raw)
+        lost = [name for name in raw.columns if name not in made.columns]
+        if lost:
+            raise ConfigError(
+                f"the decode function dropped {', '.join(lost)}",
+                why="the columns that begin with an underscore say which record a row is",
+                hint="add columns with withColumn, or select('*', …)",
+            )
+        fields = [F.col(f"`{name}`") for name in made.columns if name not in raw.columns]
+        reason = F.lit(None).cast("string")
+        return made.select(*raw.columns, F.struct(*fields).alias("_fields"), reason.alias("_undecoded"))
+
+
+class _Text(_Learnt):
+    """The value as text, in a field of that name."""
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        fields = F.struct(F.col("_value").cast("string").alias("value"))
+        return raw.withColumns({"_fields": fields, "_undecoded": _no_text()})
+
+
+class _Parsed(_Learnt):
+    """JSON objects or CSV lines, typed by Spark's DDL."""
+
+    def __init__(self, given: Decode) -> None:
+        self._given = given
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        return parsed(raw.withColumn("_text", F.col("_value").cast("string")), self._given)
+
+
+def parsed(raw: DataFrame, given: Decode) -> DataFrame:
+    """`raw` with the fields that its column `_text` holds as JSON or CSV."""
+    text = F.col("_text")
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **given.options}
+    ddl = f"{given.schema}, {_CORRUPT} string"
+    csv = given.format == "csv"
+    made = F.from_csv(text, ddl, options) if csv else F.from_json(text, ddl, options)
+    frame = raw.withColumn("_made", made)
+    broken = F.col("_made").isNull() | F.col(f"_made.{_CORRUPT}").isNotNull()
+    what = "not a CSV line of the declared fields" if csv else "not a JSON object of the declared fields"
+    reason = _no_text().when(broken, what)
+    if not csv:
+        # The parser stops behind the first object; what follows would vanish.
+        ends = F.rtrim(text).endswith("}") & F.ltrim(text).startswith("{")
+        several = text.rlike(r"\}\s*\{") & F.from_json(F.concat(F.lit("["), text, F.lit("]")), "array<string>").isNull()
+        reason = reason.when(~ends | several, "more than one JSON object")
+    fields = F.col("_made").dropFields(_CORRUPT)
+    return frame.withColumns({"_fields": fields, "_undecoded": reason}).drop("_made", "_text")
+
+
+def _no_text() -> Column:
+    return F.when(F.col("_value").isNull(), NULL_VALUE).when(~F.is_valid_utf8(F.col("_value").cast("string")), NOT_UTF8)
+
+
+class AvroDecoder:
+    """Avro with a registry's ids: each id has a branch of its own, from the writer's schema into the reader's.
+
+    The ids of a topic are few but not known beforehand. A batch with ids that have no branch yet is decoded again
+    after their schemas were fetched; an id that the registry does not know is remembered as such for this run.
+    """
+
+    def __init__(self, spark: SparkSession, declaration: Declaration, registry: Registry) -> None:
+        self._spark = spark
+        self._declaration = declaration
+        self._registry = registry
+        self._writers: dict[int, str] = {}
+        self._strangers: set[int] = set()
+        self._reader = self._reader_schema()
+
+    def know_all(self) -> None:
+        """Every version of the subject has a branch: real-time mode cannot learn on the way."""
+        subject = self._subject
+        for number in self._registry.versions(subject):
+            version = self._registry.version(subject, number)
+            self._writers[version.id] = self._whole(version.schema)
+
+    @property
+    def _subject(self) -> str:
+        return self._declaration.decode.schema or f"{self._declaration.topics[0]}-value"
+
+    def _reader_schema(self) -> str:
+        named = self._declaration.decode.reader
+        if named:
+            path = Path(self._declaration.folder, named)
+            try:
+                return json.dumps(json.loads(path.read_text(encoding="utf-8")))
+            except (OSError, ValueError) as error:
+                raise self._declaration.wrong(
+                    f"the reader schema {named} cannot be read", "decode", why=str(error)
+                ) from None
+        try:
+            latest = self._registry.version(self._subject)
+        except HeadraceError as error:
+            if error.exit_code != 2:
+                raise
+            raise self._declaration.wrong(
+                f"the registry has no subject {self._subject}", "decode", why=error.why,
+                hint='decode = { avro = "SUBJECT" }, or { avro = "SUBJECT", reader = "FILE.avsc" }',
+            ) from None  # fmt: skip
+        self._writers[latest.id] = self._whole(latest.schema)
+        return self._writers[latest.id]
+
+    def _whole(self, schema: Any) -> str:
+        """The schema in one piece: what it refers to stands inside."""
+        from headrace.transport.codec.avro import whole
+
+        return json.dumps(whole(schema, self._registry.referred(schema)))
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        framed = framed_columns(raw)
+        branches: Any = F
+        for number, writer in sorted(self._writers.items()):
+            made = from_avro(F.col("_body"), writer, {"mode": "PERMISSIVE", "avroSchema": self._reader})
+            branches = branches.when(F.col("_head") == F.lit(head_of(number)), made)
+        known = F.col("_head").isin([head_of(number) for number in self._writers])
+        reason = (
+            frame_reason()
+            .when(~known, F.concat(F.lit(UNKNOWN_SCHEMA + " "), _id()))
+            .when(F.col("_fields").isNull(), "the bytes are no Avro of the schema that they name")
+        )
+        return framed.withColumn("_fields", branches).withColumn("_undecoded", reason).drop("_head", "_body")
+
+    def learn(self, undecoded: DataFrame) -> bool:
+        strange = undecoded.where(F.col("_reason").startswith(UNKNOWN_SCHEMA)).select("_reason").distinct().limit(1000)
+        ids = {int(row[0].removeprefix(UNKNOWN_SCHEMA)) for row in strange.collect()}
+        learnt = False
+        for number in sorted(ids - self._strangers - set(self._writers)):
+            schema = self._registry.schema(number)
+            if schema is None or schema.kind != "AVRO":
+                self._strangers.add(number)
+            else:
+                self._writers[number] = self._whole(schema)
+                learnt = True
+        return learnt
+
+
+def head_of(number: int) -> bytearray:
+    """The five bytes in front of a value that was written with that schema."""
+    from headrace.transport.codec.wire import prefix
+
+    return bytearray(prefix(number))
+
+
+def framed_columns(raw: DataFrame) -> DataFrame:
+    """`raw` with `_head`, the five bytes that name the schema, and `_body`; newer writers put the head in a header."""
+    in_header = F.expr(f"filter(_headers, h -> h.key = '{VALUE_HEADER}')[0].value")
+    head = F.coalesce(F.when(F.col("_headers").isNotNull(), in_header), F.substring("_value", 1, PREFIX_SIZE))
+    apart = F.col("_headers").isNotNull() & in_header.isNotNull()
+    body = F.when(apart, F.col("_value")).otherwise(F.expr(f"substring(_value, {PREFIX_SIZE + 1})"))
+    return raw.withColumns({"_head": head, "_body": body})
+
+
+def frame_reason() -> Column:
+    head = F.col("_head")
+    return (
+        F.when(F.col("_value").isNull(), NULL_VALUE)
+        .when(F.length(head) < PREFIX_SIZE, "too short to name a schema")
+        .when(F.substring(head, 1, 1) != F.lit(bytearray(1)), "the first byte is not 0: not written with a registry")
+    )
+
+
+def _id() -> Column:
+    return F.conv(F.hex(F.substring("_head", 2, 4)), 16, 10)
