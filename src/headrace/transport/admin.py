@@ -136,27 +136,19 @@ class Admin:
 
     @cached_property
     def _other_client(self) -> Any:
-        kafka = _kafka_python()
-        given = self.connection.properties
-        known = {theirs: given[ours] for ours, theirs in _FOR_KAFKA_PYTHON.items() if ours in given}
-        if "security_protocol" in known:
-            known["security_protocol"] = known["security_protocol"].upper()
         # It picks one of its bootstrap servers and waits for that one alone: it gets the one that just answered.
         answered = self._metadata()
         awake = answered.brokers.get(answered.orig_broker_id)
         servers = [f"{awake.host}:{awake.port}"] if awake else self.connection.bootstrap.split(",")
+        timeout_ms = int(self.timeout_s * 1000)
         try:
-            client = kafka.KafkaAdminClient(
-                bootstrap_servers=servers,
-                request_timeout_ms=int(self.timeout_s * 1000),
-                bootstrap_timeout_ms=int(self.timeout_s * 1000),
-                client_id="headrace",
-                **known,
+            client = kafka_python_client(
+                self.connection, servers, request_timeout_ms=timeout_ms, bootstrap_timeout_ms=timeout_ms
             )
             if awake:
                 # An open connection is preferred for every question that any broker can answer.
                 client.describe_log_dirs({PROBE_TOPIC: [0]}, brokers=[awake.id])
-        except kafka.errors.KafkaError as error:
+        except kafka_python().errors.KafkaError as error:
             raise unreachable(self.connection.bootstrap, str(error)) from None
         return client
 
@@ -446,7 +438,7 @@ class Admin:
         """The answer of the kafka-python client, for the modules of this room."""
         try:
             return question(self._other_client)
-        except _kafka_python().errors.KafkaError as error:
+        except kafka_python().errors.KafkaError as error:
             raise unreachable(self.connection.bootstrap, str(error) or type(error).__name__) from None
 
     def ask_each(self, brokers: Iterable[int], question: Callable[[Any, int], T]) -> dict[int, T]:
@@ -702,7 +694,7 @@ class Admin:
 
 
 @cache
-def _kafka_python() -> Any:
+def kafka_python() -> Any:
     """The package `kafka`, imported where it is first needed, without its words and its warnings."""
     with warnings.catch_warnings():
         # It reads its protocol files in a deprecated way; that is not the caller's to mend.
@@ -711,6 +703,16 @@ def _kafka_python() -> Any:
         import kafka.errors
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     return kafka
+
+
+def kafka_python_client(connection: Connection, servers: Sequence[str], **settings: Any) -> Any:
+    """A KafkaAdminClient with the connection's security; what fails is raised as its own errors."""
+    given = connection.properties
+    known = {theirs: given[ours] for ours, theirs in _FOR_KAFKA_PYTHON.items() if ours in given}
+    if "security_protocol" in known:
+        known["security_protocol"] = known["security_protocol"].upper()
+    client = kafka_python().KafkaAdminClient
+    return client(bootstrap_servers=list(servers), client_id="headrace", **known, **settings)
 
 
 def _is_forbidden(error: Any) -> bool:

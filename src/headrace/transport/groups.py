@@ -22,7 +22,7 @@ from headrace.transport.offsets import Start
 from headrace.transport.topics import TopicPartition
 
 # librdkafka's names of the states, in Kafka's own words; those it does not know are taken from the listing.
-_STATES = {
+STATES = {
     "PREPARING_REBALANCING": "PreparingRebalance",
     "COMPLETING_REBALANCING": "CompletingRebalance",
     "STABLE": "Stable",
@@ -173,8 +173,8 @@ class Groups:
         if listed.type not in _DESCRIBABLE:
             return GroupDescription(*facts, None, f"broker {listed.coordinator} ({where})", None, None)
         found = self._described([name])[name]
-        members = tuple(sorted((_member(m) for m in found.members), key=lambda m: (m.client_id, m.member_id)))
-        state = _STATES.get(found.state.name, listed.state)
+        members = tuple(sorted((member_of(m) for m in found.members), key=lambda m: (m.client_id, m.member_id)))
+        state = STATES.get(found.state.name, listed.state)
         return GroupDescription(
             listed.group,
             listed.type,
@@ -343,8 +343,8 @@ class Groups:
             found = self._described([name])[name]
         except HeadraceError:
             return None
-        members = [_member(member) for member in found.members]
-        if not members and _STATES.get(found.state.name) not in _REBALANCING:
+        members = [member_of(member) for member in found.members]
+        if not members and STATES.get(found.state.name) not in _REBALANCING:
             return None
         named = ", ".join(f"{m.client_id} at {m.host} ({m.member_id})" for m in members[:5])
         more = f" and {len(members) - 5} more" if len(members) > 5 else ""
@@ -355,7 +355,8 @@ class Groups:
         )
 
 
-def _member(member: Any) -> Member:
+def member_of(member: Any) -> Member:
+    """The member in a confluent-kafka MemberDescription."""
     assigned = member.assignment.topic_partitions if member.assignment else []
     return Member(
         member.member_id,

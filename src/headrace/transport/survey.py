@@ -1,0 +1,511 @@
+"""The same questions to every broker of a Kafka, again and again, where no broker may hold up the others.
+
+    with Survey("127.0.0.1:9092") as survey:
+        seen = survey.metadata()
+        ends = survey.offsets(leaders_of(seen.topics), LATEST)
+
+`Admin` answers once and waits for what it asks; a monitor asks every other second and must not wait for a broker that
+is paused, dying or cut off. So every question goes to one broker, a broker that does not answer in time is `quiet` from
+then on and nobody waits for it, and an answer that comes late is the answer to the next question of its kind.
+The requests are the few that can be asked for everything at once: a thousand topics cost some ten milliseconds.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from headrace.transport.admin import Admin, kafka_python, kafka_python_client
+from headrace.transport.client import HasBootstrap, connect, unreachable
+from headrace.transport.groups import STATES, Member, member_of
+from headrace.transport.topics import TopicPartition
+
+#: What `offsets` can be asked for; any other number is a time in milliseconds since 1970.
+LATEST, EARLIEST = -1, -2
+
+# A broker that is only busy answers some time; its connection is given up much later than our patience with it.
+_GIVE_UP_MS = 20_000
+_BOOTSTRAP_S = 1.5
+_QUORUM = "quorum"
+
+Key = tuple[str, int]
+# State, assignor and members of a group.
+_Described = tuple[str, str, tuple[Member, ...]]
+
+
+class SeenBroker(NamedTuple):
+    """A broker in the cluster's own list. `fenced` is what the controller calls one that it does not hear from."""
+
+    broker_id: int
+    host: str
+    port: int
+    rack: str | None
+    fenced: bool
+
+
+class SeenPartition(NamedTuple):
+    """A partition in the metadata. `leader` is -1 while it has none."""
+
+    partition: int
+    leader: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What one broker says about the whole cluster."""
+
+    cluster_id: str | None
+    brokers: tuple[SeenBroker, ...]
+    topics: Mapping[str, tuple[SeenPartition, ...]]
+
+
+class SeenVoter(NamedTuple):
+    """A replica of the metadata log."""
+
+    node_id: int
+    log_end_offset: int
+    last_caught_up_ms: int
+    voter: bool
+
+
+class SeenQuorum(NamedTuple):
+    """The metadata quorum."""
+
+    leader_id: int
+    leader_epoch: int
+    high_watermark: int
+    replicas: tuple[SeenVoter, ...]
+
+
+@dataclass(frozen=True)
+class SeenGroup:
+    """A group, with its members and what it has committed; None where nobody can be asked for that."""
+
+    group: str
+    type: str
+    state: str
+    protocol: str
+    coordinator: int
+    assignor: str | None = None
+    members: tuple[Member, ...] | None = None
+    committed: Mapping[TopicPartition, int] | None = None
+
+
+@dataclass(frozen=True)
+class SeenDisk:
+    """What a broker's log directories hold, and the disk below them; None where the broker is too old to tell."""
+
+    partitions: Mapping[TopicPartition, int]
+    total_bytes: int | None
+    usable_bytes: int | None
+
+
+class Survey:
+    """Questions to all brokers at once. Used by one thread at a time."""
+
+    def __init__(self, where: HasBootstrap | str, *, patience_s: float = 1.0) -> None:
+        self._connection = connect(where)
+        self.patience_s = patience_s
+        self._client: Any = None
+        # A broker answers one connection's questions in their order, and passes this one on to the controller: without
+        # a controller it would hold up all that are asked after it.
+        self._client_for_quorum: Any = None
+        self._open: dict[Key, float] = {}
+        self._answers: dict[Key, Any] = {}
+        self._changed = threading.Condition()
+        self._last_answer: dict[int, float] = {}
+        self._groups: dict[int, tuple[SeenGroup, ...]] = {}
+        self._preferred: int | None = None
+        self._asked_for_members: dict[str, Any] = {}
+        self._members_of: dict[str, _Described] = {}
+        #: How long each broker took to answer the last question that needs nothing but itself.
+        self.latency_s: dict[int, float] = {}
+
+    def __enter__(self) -> Survey:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """No connection is open; the next question opens new ones."""
+        clients = self._client, self._client_for_quorum
+        self._client = self._client_for_quorum = None
+        for client in clients:
+            if client is not None:
+                client.close()
+
+    @cached_property
+    def _admin(self) -> Admin:
+        return Admin(self._connection)
+
+    # -- who is there -------------------------------------------------------------------------------------------
+
+    def quiet(self, broker: int) -> bool:
+        """True while the broker owes an answer for longer than our patience."""
+        now = time.monotonic()
+        with self._changed:
+            owed = [since for (kind, at), since in self._open.items() if at == broker and kind != _QUORUM]
+        return any(now - since > self.patience_s for since in owed)
+
+    def metadata(self) -> Metadata:
+        """Brokers, topics and partitions as the first broker knows them that answers; `Unreachable` if none does."""
+        from kafka.protocol.admin import DescribeClusterRequest
+        from kafka.protocol.metadata import MetadataRequest
+
+        for broker in self._candidates():
+            answers = self.ask(
+                {
+                    ("metadata", broker): MetadataRequest(topics=None, allow_auto_topic_creation=False),
+                    ("cluster", broker): DescribeClusterRequest(include_fenced_brokers=True),
+                }
+            )
+            found, cluster = answers.get(("metadata", broker)), answers.get(("cluster", broker))
+            if found is not None:
+                self._preferred = broker
+                return Metadata(found.cluster_id, _brokers(found, cluster), _topics(found))
+        self.close()  # addresses may be others when the cluster is back
+        raise unreachable(self._connection.bootstrap, "no broker answers")
+
+    def quorum(self) -> SeenQuorum | None:
+        """The controllers, as far as they can be asked: the answer comes from the active one."""
+        from kafka.protocol.admin import DescribeQuorumRequest
+
+        # Whoever still waits for a controller that is gone is not asked again; another may know the new one.
+        free = [broker for broker in self._candidates() if (_QUORUM, broker) not in self._open]
+        if not free:
+            return None
+        broker = free[0]
+        topic = DescribeQuorumRequest.TopicData
+        wanted = topic(topic_name="__cluster_metadata", partitions=[topic.PartitionData(partition_index=0)])
+        # Not waited for like the others: without a controller there is no answer, and that is no fault of the broker.
+        answers = self.ask({(_QUORUM, broker): DescribeQuorumRequest(topics=[wanted])}, within_s=0.3)
+        return _quorum(answers.get((_QUORUM, broker)))
+
+    # -- what they hold -----------------------------------------------------------------------------------------
+
+    def offsets(
+        self, leaders: Mapping[int, Mapping[str, Iterable[int]]], which: int, *, committed: bool = False
+    ) -> dict[TopicPartition, int]:
+        """The offsets of the partitions by leader, topic and number; those of quiet leaders are missing.
+
+        With `committed` the latest is the last stable offset, else the high watermark.
+        """
+        from kafka.protocol.consumer import ListOffsetsRequest
+
+        topic = ListOffsetsRequest.ListOffsetsTopic
+        questions = {
+            (f"offsets {which} {committed}", leader): ListOffsetsRequest(
+                replica_id=-1,
+                isolation_level=int(committed),
+                topics=[
+                    topic(
+                        name=name,
+                        partitions=[
+                            topic.ListOffsetsPartition(partition_index=p, timestamp=which, current_leader_epoch=-1)
+                            for p in partitions
+                        ],
+                    )
+                    for name, partitions in by_topic.items()
+                ],
+            )
+            for leader, by_topic in leaders.items()
+        }
+        return {
+            (topic.name, p.partition_index): p.offset
+            for answer in self.ask(questions).values()
+            for topic in answer.topics
+            for p in topic.partitions
+            if p.error_code == 0 and p.offset >= 0
+        }
+
+    def disks(self, brokers: Iterable[int]) -> dict[int, SeenDisk]:
+        """What lies in the log directories of each broker that answered."""
+        from kafka.protocol.admin import DescribeLogDirsRequest
+
+        answers = self.ask({("disks", broker): DescribeLogDirsRequest(topics=None) for broker in brokers})
+        return {broker: _disk(answer) for (_, broker), answer in answers.items()}
+
+    def groups(self, brokers: Iterable[int]) -> tuple[SeenGroup, ...]:
+        """The groups of all types; those of a quiet coordinator as they were when it was last heard of."""
+        from kafka.protocol.admin import ListGroupsRequest
+
+        known = list(brokers)
+        listed = self.ask({("groups", broker): ListGroupsRequest() for broker in known})
+        found = {
+            broker: tuple(
+                SeenGroup(
+                    g.group_id,
+                    (g.group_type or "classic").lower(),
+                    g.group_state or "-",
+                    g.protocol_type or "-",
+                    broker,
+                )
+                for g in answer.groups
+            )
+            for (_, broker), answer in listed.items()
+        }
+        members, committed = self._members(found), self._committed(found)
+        for broker, of_broker in found.items():
+            self._groups[broker] = tuple(_completed(g, members.get(g.group), committed.get(g.group)) for g in of_broker)
+        self._groups = {broker: groups for broker, groups in self._groups.items() if broker in known}
+        # After a coordinator has moved, the old one's memory of a group must not stand beside the new one's.
+        newest = {g.group: g for broker, gs in self._groups.items() if broker not in found for g in gs}
+        newest |= {g.group: g for broker in found for g in self._groups[broker]}
+        return tuple(newest[name] for name in sorted(newest))
+
+    # -- how it is asked ----------------------------------------------------------------------------------------
+
+    def ask(self, questions: Mapping[Key, Any], *, within_s: float | None = None) -> dict[Key, Any]:
+        """The answers that came within our patience, each under the kind and the broker of its question.
+
+        Of a kind that a broker still owes an answer to, no second question is sent.
+        """
+        self._connect()
+        began = time.monotonic()
+        quiet = {broker for _, broker in questions if self.quiet(broker)}
+        new = {key: request for key, request in questions.items() if key not in self._open}
+        with self._changed:
+            self._open.update(dict.fromkeys(new, began))
+        for key, request in new.items():
+            client = self._client_for_quorum if key[0] == _QUORUM else self._client
+            client._net.call_soon_threadsafe(self._sending(client._manager, key, request))
+        awaited = {key for key in questions if key[1] not in quiet}
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not awaited & self._open.keys(), self.patience_s if within_s is None else within_s
+            )
+            answers = {key: self._answers.pop(key) for key in questions if key in self._answers}
+        return {key: answer for key, answer in answers.items() if answer is not None}
+
+    def _sending(self, manager: Any, key: Key, request: Any) -> Callable[[], None]:
+        # The client takes functions only, nothing else that can be called.
+        return lambda: self._send(manager, key, request)
+
+    def _send(self, manager: Any, key: Key, request: Any) -> None:
+        """On the client's own thread."""
+        _, broker = key
+        try:
+            future = manager.send(request, node_id=broker, request_timeout_ms=_GIVE_UP_MS)
+        except Exception as error:  # what it raises depends on the state of the connection
+            if type(error).__name__ == "UnknownBrokerIdError":
+                manager.cluster.request_update()
+            self._settle(key, None)
+            return
+        future.add_callback(lambda answer: self._settle(key, answer))
+        future.add_errback(lambda _: self._settle(key, None))
+
+    def _settle(self, key: Key, answer: Any) -> None:
+        kind, broker = key
+        with self._changed:
+            since = self._open.pop(key, None)
+            self._answers[key] = answer
+            if answer is None:
+                self.latency_s.pop(broker, None)
+            elif since is not None and kind in {"groups", "metadata"}:
+                self.latency_s[broker] = time.monotonic() - since
+            self._changed.notify_all()
+
+    def _candidates(self) -> list[int]:
+        """Whom to ask for metadata: who answered last, then who is not quiet, each for as long as our patience."""
+        self._connect()
+        known = sorted(broker.node_id for broker in self._client._manager.cluster.brokers())
+        return sorted(known, key=lambda broker: (self.quiet(broker), broker != self._preferred))
+
+    def _connect(self) -> None:
+        if self._client is not None:
+            return
+        with self._changed:
+            self._open.clear()
+            self._answers.clear()
+        for address in self._connection.bootstrap.split(","):
+            # One by one: the client would take one of them at random and wait for that one alone.
+            with suppress(kafka_python().errors.KafkaError):
+                first = self._new_client(address)
+                self._client, self._client_for_quorum = first, self._new_client(address)
+                return
+        raise unreachable(self._connection.bootstrap, "no broker answers")
+
+    def _new_client(self, address: str) -> Any:
+        return kafka_python_client(
+            self._connection,
+            [address],
+            bootstrap_timeout_ms=int(_BOOTSTRAP_S * 1000),
+            request_timeout_ms=_GIVE_UP_MS,
+            reconnect_backoff_max_ms=1000,
+            max_in_flight_requests_per_connection=100,
+        )
+
+    def _members(self, found: Mapping[int, tuple[SeenGroup, ...]]) -> dict[str, _Described]:
+        """State, assignor and members by group."""
+        from kafka.protocol.admin import DescribeGroupsRequest
+
+        questions = {
+            ("members", broker): DescribeGroupsRequest(groups=[g.group for g in groups if g.type == "classic"])
+            for broker, groups in found.items()
+            if any(g.type == "classic" for g in groups)
+        }
+        described = {
+            g.group_id: (g.group_state, g.protocol_data, tuple(sorted(map(_member, g.members), key=_by_name)))
+            for answer in (self.ask(questions) if questions else {}).values()
+            for g in answer.groups
+            if g.error_code == 0
+        }
+        new_protocol = [g.group for groups in found.values() for g in groups if g.type == "consumer"]
+        return described | self._members_of_consumer_groups(new_protocol)
+
+    def _members_of_consumer_groups(self, names: list[str]) -> dict[str, _Described]:
+        """Of groups of the new protocol (KIP-848): only librdkafka speaks that request."""
+        asked = self._asked_for_members
+        new = [name for name in names if name not in asked]
+        if new:
+            asked.update(self._admin.client.describe_consumer_groups(new, request_timeout=_GIVE_UP_MS / 1000))
+        done, _ = concurrent.futures.wait(asked.values(), timeout=self.patience_s / 2)
+        for name in [name for name, future in asked.items() if future in done]:
+            future = asked.pop(name)
+            if future.exception() is None:
+                group = future.result()
+                members = tuple(sorted(map(member_of, group.members), key=_by_name))
+                self._members_of[name] = (STATES.get(group.state.name, ""), group.partition_assignor, members)
+        self._members_of = {name: known for name, known in self._members_of.items() if name in names}
+        return self._members_of
+
+    def _committed(self, found: Mapping[int, tuple[SeenGroup, ...]]) -> dict[str, dict[TopicPartition, int]]:
+        from kafka.protocol.consumer import OffsetFetchRequest
+
+        group = OffsetFetchRequest.OffsetFetchRequestGroup
+        questions = {
+            ("committed", broker): OffsetFetchRequest(
+                groups=[group(group_id=g.group, topics=None) for g in groups if g.type in {"classic", "consumer"}],
+                require_stable=False,
+                min_version=8,
+                max_version=9,  # later ones name topics by their ids
+            )
+            for broker, groups in found.items()
+            if any(g.type in {"classic", "consumer"} for g in groups)
+        }
+        return {
+            of_group.group_id: {
+                (topic.name, p.partition_index): p.committed_offset
+                for topic in of_group.topics
+                for p in topic.partitions
+                if p.error_code == 0 and p.committed_offset >= 0
+            }
+            for answer in (self.ask(questions) if questions else {}).values()
+            for of_group in answer.groups
+            if of_group.error_code == 0
+        }
+
+
+def leaders_of(
+    topics: Mapping[str, Iterable[SeenPartition]], wanted: Callable[[str], bool] = lambda _: True
+) -> dict[int, dict[str, list[int]]]:
+    """The partitions by leader and topic; those without a leader are missing."""
+    by_leader: dict[int, dict[str, list[int]]] = {}
+    for name, partitions in topics.items():
+        if not wanted(name):
+            continue
+        for p in partitions:
+            if p.leader >= 0:
+                by_leader.setdefault(p.leader, {}).setdefault(name, []).append(p.partition)
+    return by_leader
+
+
+def _brokers(found: Any, cluster: Any) -> tuple[SeenBroker, ...]:
+    """The registered brokers; where Kafka is too old to tell the fenced ones, the live ones."""
+    if cluster is not None and cluster.error_code == 0:
+        fenced = {b.broker_id: bool(getattr(b, "is_fenced", False)) for b in cluster.brokers}
+        listed = [SeenBroker(b.broker_id, b.host, b.port, b.rack, fenced[b.broker_id]) for b in cluster.brokers]
+    else:
+        listed = [SeenBroker(b.node_id, b.host, b.port, b.rack, False) for b in found.brokers]
+    return tuple(sorted(listed))
+
+
+def _topics(found: Any) -> dict[str, tuple[SeenPartition, ...]]:
+    return {
+        topic.name: tuple(
+            sorted(
+                SeenPartition(p.partition_index, p.leader_id, tuple(p.replica_nodes), tuple(sorted(p.isr_nodes)))
+                for p in topic.partitions
+            )
+        )
+        for topic in sorted(found.topics, key=lambda topic: topic.name)
+        if topic.error_code == 0
+    }
+
+
+def _quorum(answer: Any) -> SeenQuorum | None:
+    if answer is None or answer.error_code or not answer.topics or answer.topics[0].partitions[0].error_code:
+        return None
+    state = answer.topics[0].partitions[0]
+    replicas = [(r, True) for r in state.current_voters] + [(r, False) for r in state.observers]
+    return SeenQuorum(
+        state.leader_id,
+        state.leader_epoch,
+        state.high_watermark,
+        tuple(
+            SeenVoter(r.replica_id, r.log_end_offset, getattr(r, "last_caught_up_timestamp", -1), voter)
+            for r, voter in replicas
+        ),
+    )
+
+
+def _disk(answer: Any) -> SeenDisk:
+    partitions: dict[TopicPartition, int] = {}
+    for log_dir in answer.results:
+        for topic in log_dir.topics:
+            for p in topic.partitions:
+                if not p.is_future_key:
+                    partitions[topic.name, p.partition_index] = p.partition_size
+    totals = [getattr(log_dir, "total_bytes", -1) for log_dir in answer.results]
+    usables = [getattr(log_dir, "usable_bytes", -1) for log_dir in answer.results]
+    known = bool(totals) and min(totals) >= 0
+    return SeenDisk(partitions, max(totals) if known else None, min(usables) if known else None)
+
+
+def _type(listed: Any) -> str:
+    return str(listed.group_type or "classic").lower()
+
+
+def _member(member: Any) -> Member:
+    return Member(
+        member.member_id,
+        member.client_id,
+        member.client_host.removeprefix("/"),
+        member.group_instance_id or None,
+        _assignment(member.member_assignment),
+    )
+
+
+def _assignment(data: bytes) -> tuple[TopicPartition, ...]:
+    """The partitions in a classic member's assignment; none if another protocol than the consumers' wrote it."""
+    from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
+
+    try:
+        found = ConsumerProtocolAssignment.decode(data) if data else None
+    except Exception:  # anybody may write anything there
+        return ()
+    if found is None:
+        return ()
+    return tuple(sorted((t.topic, p) for t in found.assigned_partitions for p in t.partitions))
+
+
+def _by_name(member: Member) -> tuple[str, str]:
+    return member.client_id, member.member_id
+
+
+def _completed(
+    group: SeenGroup,
+    described: _Described | None,
+    committed: Mapping[TopicPartition, int] | None,
+) -> SeenGroup:
+    state, assignor, members = described or ("", None, None)
+    return replace(group, state=state or group.state, assignor=assignor or None, members=members, committed=committed)
