@@ -1,0 +1,329 @@
+"""`headrace lab`: the experiments of the source documents, run, checked and reported."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.cli.app import App, cli, everywhere
+from headrace.cli.output import counted, print_json, print_table
+from headrace.cli.values import pairs
+
+if TYPE_CHECKING:
+    from headrace.labs.lab import Lab
+    from headrace.labs.result import Entry, LabResult
+
+
+@cli.group()
+def lab() -> None:
+    """Run the experiments of the source documents, each of which checks itself.
+
+    A lab starts the cluster that it needs (or uses the running one if it fits), does what the document describes,
+    compares what it sees with what is expected, measures what it promises, and writes a report.
+    """
+
+
+@lab.command("list")
+@click.argument("names", nargs=-1)
+@everywhere
+@click.pass_obj
+def list_(app: App, names: tuple[str, ...]) -> None:
+    """List the labs; with NAMES, say what each one shows and which parameters it has."""
+    from headrace.labs import every_lab
+
+    labs = every_lab(names or ("all",))
+    if app.json:
+        for one in labs:
+            print_json(_described(one))
+    elif names:
+        for one in labs:
+            _explain(one)
+    else:
+        print_table(["lab", "rows", "title"], ((one.name, " ".join(one.rows), one.title) for one in labs))
+
+
+def _described(one: Lab) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "document": one.document,
+        "rows": list(one.rows),
+        "title": one.title,
+        "parameters": {p.name: p.default for p in one.parameters},
+        "services": list(one.needs.services),
+        "brokers": one.needs.brokers,
+    }
+
+
+def _explain(one: Lab) -> None:
+    click.echo(click.style(f"{one.name}: {one.title}", bold=True))
+    click.echo(f"  {' '.join(one.rows)}, {one.needs.brokers} brokers" + "".join(f", {s}" for s in one.needs.services))
+    click.echo()
+    for line in one.about.splitlines():
+        click.echo(f"  {line}".rstrip())
+    click.echo()
+    for p in one.parameters:
+        fast = f", fast: {p.fast}" if p.fast is not None else ""
+        click.echo(f"  --param {p.name}={p.default}  {p.says}{fast}")
+    click.echo()
+
+
+@lab.command()
+@click.argument("names", nargs=-1, required=True)
+@click.option("--keep", is_flag=True, help="Leave topics, groups and the labs' own cluster as they are at the end.")
+@click.option("--seed", type=int, default=7, show_default=True, help="Of everything that is drawn by lot.")
+@click.option(
+    "--param", "given", multiple=True, callback=pairs, metavar="NAME=VALUE", help="Another value, repeatable."
+)
+@click.option(
+    "--profile",
+    type=click.Choice(["full", "fast"]),
+    default="full",
+    show_default=True,
+    help="The documents' own values, or smaller ones with the same checks.",
+)
+@click.option("--fresh", is_flag=True, help="Always start a cluster, also if one runs that fits.")
+@everywhere
+@click.pass_obj
+def run(app: App, /, names: tuple[str, ...], given: dict[str, str], **options: Any) -> None:
+    """Run labs by name, or `all`; the exit code is 1 if any of them is red.
+
+    \b
+    headrace lab run replication
+    headrace lab run keys groups --param records=5000
+    headrace lab run all
+    """
+    from headrace.home import Home
+    from headrace.labs import every_lab
+    from headrace.labs.result import labs_folder
+    from headrace.labs.runner import RunOptions, run_labs
+
+    labs = every_lab(names)
+    home = Home.find(app.home)
+    story = len(labs) == 1 and not app.json and not app.quiet
+    with _listening(app, labs, story=story) as listener:
+        chosen = RunOptions(given=given, progress=app.progress if story else listener, **options)
+        results = run_labs(home, labs, chosen, listener)
+    if app.json:
+        for result in results:
+            print_json(_summary(result, labs_folder(home)))
+    else:
+        _show_results(results)
+        app.say(f"report: {labs_folder(home) / 'report.html'}")
+    if any(result.verdict == "red" for result in results):
+        raise click.exceptions.Exit(1)
+
+
+@lab.command()
+@click.argument("names", nargs=-1)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the report here: .html or .md. [default: both, under the home]",
+)
+@everywhere
+@click.pass_obj
+def report(app: App, names: tuple[str, ...], output: Path | None) -> None:
+    """Write the report of the labs that were run, anew, and show how they ended."""
+    from headrace.errors import UsageError
+    from headrace.home import Home
+    from headrace.labs import NAMES, every_lab
+    from headrace.labs.report import to_html, to_markdown, write_reports
+    from headrace.labs.result import kept, labs_folder, result_folder
+
+    home = Home.find(app.home)
+    wanted = tuple(one.name for one in every_lab(names)) if names else NAMES
+    results = list(kept(home, wanted))
+    if not results:
+        raise UsageError("no lab was run here yet", why=f"there are no results in {labs_folder(home)}",
+                         hint="headrace lab run quickstart")  # fmt: skip
+    if output and output.suffix == ".md":
+        output.write_text(to_markdown(results, lambda one: result_folder(home, one.name)), encoding="utf-8")
+    elif output:
+        output.write_text(to_html(home, results), encoding="utf-8")
+    else:
+        output = write_reports(home, results)
+    if app.json:
+        for result in results:
+            print_json(_summary(result, labs_folder(home)))
+    else:
+        _show_results(results)
+        app.say(f"report: {output}")
+
+
+def _summary(result: LabResult, folder: Path) -> dict[str, Any]:
+    return {
+        "name": result.name,
+        "document": result.document,
+        "rows": list(result.rows),
+        "verdict": result.verdict,
+        "reason": result.reason or None,
+        "checks": len(result.checks),
+        "failed": len(result.failed),
+        "seconds": round(result.seconds, 1),
+        "report": str(folder / result.name / "report.html"),
+    }
+
+
+def _show_results(results: list[LabResult]) -> None:
+    from headrace.labs.report import duration
+
+    click.echo()
+    rows = [
+        (one.name, " ".join(one.rows), one.verdict, f"{len(one.checks) - len(one.failed)}/{len(one.checks)}",
+         duration(one.seconds), one.reason)
+        for one in results
+    ]  # fmt: skip
+    print_table(["lab", "rows", "verdict", "checks", "time", ""], rows)
+    red = [one for one in results if one.verdict == "red"]
+    click.echo(f"{counted(len(results) - len(red), 'lab')} green, {len(red)} red")
+
+
+@contextmanager
+def _listening(app: App, labs: list[Lab], *, story: bool) -> Iterator[Any]:
+    """Whoever tells what happens: the whole story of one lab, or a line for each of many."""
+    if story:
+        yield _Story()
+        return
+    listener = _Lines(len(labs), silent=app.quiet or app.json)
+    with listener.shown():
+        yield listener
+
+
+class _Story:
+    """Everything that a lab does and sees, as it happens."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def began(self, lab: Lab) -> None:
+        click.echo(click.style(f"{lab.name}: {lab.title}", bold=True) + f"  ({' '.join(lab.rows)})")
+        for line in lab.about.splitlines():
+            click.echo(f"  {line}".rstrip())
+
+    def told(self, lab: Lab, entry: Entry) -> None:  # noqa: ARG002 - one lab only
+        for line in self._lines(entry):
+            click.echo(line)
+
+    def _lines(self, entry: Entry) -> list[str]:
+        facts = entry.facts
+        match entry.kind:
+            case "step":
+                self._steps += 1
+                heading = click.style(f"\n{self._steps}. {facts['title']}", bold=True)
+                return [heading, *([f"   {facts['why']}"] if facts["why"] else [])]
+            case "say":
+                return [f"   {facts['text']}"]
+            case "command":
+                return ["   " + click.style(f"$ {facts['line']}", fg="cyan")]
+            case "output":
+                return [click.style(f"     {line}", dim=True) for line in facts["text"].splitlines()]
+            case "check":
+                return _check_lines(facts)
+            case "measure":
+                from headrace.labs.report import quantity
+
+                note = f" ({facts['note']})" if facts["note"] else ""
+                return [f"   · {facts['what']}: {quantity(facts['value'], facts['unit'])}{note}"]
+            case "table":
+                return [f"   {facts['title']}:", *_columns([facts["headings"], *facts["rows"]])]
+            case "figure":
+                return [f"   picture: {facts['caption']}"]
+
+    def ended(self, lab: Lab, result: LabResult) -> None:  # noqa: ARG002 - one lab only
+        if result.trouble:
+            click.echo(click.style(f"\n✗ {result.trouble.problem}", fg="red"))
+            for label in ("why", "hint", "log"):
+                if text := getattr(result.trouble, label):
+                    click.echo(f"   {'try' if label == 'hint' else label}: {text}")
+            if result.trouble.trace:
+                click.echo(result.trouble.trace)
+        for node, file in result.logs.items():
+            click.echo(f"   log of {node}: {result.name}/{file}")
+
+
+def _check_lines(facts: dict[str, Any]) -> list[str]:
+    mark = click.style("✓", fg="green") if facts["holds"] else click.style("✗", fg="red", bold=True)
+    words = f"   {mark} {facts['what']}: expected {facts['expected']}, seen {facts['seen']}"
+    return [words, *([f"     look at: {facts['look']}"] if facts["look"] and not facts["holds"] else [])]
+
+
+def _columns(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return [
+        "     " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+class _Lines:
+    """A line for each lab that ends; on a terminal also what each running one is doing."""
+
+    def __init__(self, total: int, *, silent: bool) -> None:
+        self._total = total
+        self._silent = silent
+        self._lock = threading.Lock()
+        self._running: dict[str, str] = {}
+        self._said = ""
+        self._done = 0
+        self._began = time.monotonic()
+        self._live: Any = None
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        if self._silent or not sys.stderr.isatty():
+            yield
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        with Live(
+            get_renderable=self._picture, console=Console(stderr=True), transient=True, refresh_per_second=4
+        ) as live:
+            self._live = live
+            yield
+
+    def _picture(self) -> Any:
+        from rich.text import Text
+
+        with self._lock:
+            lines = [f"{self._done} of {self._total} done, {time.monotonic() - self._began:.0f} s  {self._said}"]
+            lines += [f"  {name}: {doing}" for name, doing in self._running.items()]
+        return Text("\n".join(lines), style="dim")
+
+    def say(self, text: str) -> None:
+        self._said = text
+
+    def advance(self, label: str, done: int, total: int) -> None:
+        """Nothing is drawn: the display above is enough."""
+
+    def began(self, lab: Lab) -> None:
+        with self._lock:
+            self._running[lab.name] = "begins"
+
+    def told(self, lab: Lab, entry: Entry) -> None:
+        if entry.kind == "step":
+            with self._lock:
+                self._running[lab.name] = entry.facts["title"]
+
+    def ended(self, lab: Lab, result: LabResult) -> None:
+        from headrace.labs.report import duration
+
+        with self._lock:
+            self._running.pop(lab.name, None)
+            self._done += 1
+        if self._silent:
+            return
+        colour = "green" if result.verdict == "green" else "red"
+        words = click.style(result.verdict.ljust(6), fg=colour) + f"{lab.name.ljust(14)}{duration(result.seconds)}"
+        words += f"  {result.reason}" if result.reason else ""
+        if self._live:
+            self._live.console.print(words, highlight=False, markup=False)
+        else:
+            click.echo(words)

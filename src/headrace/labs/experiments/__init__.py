@@ -1,0 +1,1 @@
+"""The experiments, one file each, named as `headrace lab run` names them."""

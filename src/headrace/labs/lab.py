@@ -1,0 +1,112 @@
+"""What a lab is: its place in the documents, the cluster it needs, its parameters, and the function that runs it.
+
+The words about it stand once, in the docstring of its file: the first line is its title, the rest says what will be
+shown and why.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal
+
+from headrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from headrace.labs.workbench import Workbench
+
+Profile = Literal["full", "fast"]
+
+DOCUMENTS = {
+    "S0": "Iris: a producer and three consumers",
+    "S1": "A messaging service",
+    "S2": "Data transport of bus breadcrumbs",
+    "S3": "An introduction to Kafka",
+    "S4": "Kafka, session by session",
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A number or word that can be changed with --param. `default` is the document's, `fast` the tests'."""
+
+    name: str
+    default: Any
+    says: str
+    fast: Any = None
+
+    def parse(self, text: str) -> Any:
+        """The value that was written on the command line, of the same type as the default."""
+        kind = type(self.default)
+        try:
+            if kind is bool:
+                return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
+            return kind(text)
+        except (ValueError, KeyError):
+            raise UsageError(
+                f"{text!r} cannot be the parameter {self.name}", why=f"a {kind.__name__} like {self.default} is needed"
+            ) from None
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The cluster that a lab needs. With `faults` nodes are killed: such a lab never uses a cluster of the user's."""
+
+    brokers: int = 3
+    racks: tuple[str, ...] = ()
+    services: tuple[str, ...] = ()
+    faults: bool = False
+    #: Kafka properties without which the lab would wait for minutes.
+    kafka: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Lab:
+    """One experiment."""
+
+    document: str
+    rows: tuple[str, ...]
+    run: Callable[[Workbench], None]
+    needs: Needs = field(default_factory=Needs)
+    parameters: tuple[Parameter, ...] = ()
+    #: It spends most of its time waiting, so others may run beside it.
+    waits: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.run.__module__.rsplit(".", 1)[-1]
+
+    @property
+    def title(self) -> str:
+        return self._words.partition("\n")[0].rstrip(".")
+
+    @property
+    def about(self) -> str:
+        """What will be shown and why, in paragraphs."""
+        return self._words.partition("\n")[2].strip()
+
+    @property
+    def _words(self) -> str:
+        return inspect.cleandoc(sys.modules[self.run.__module__].__doc__ or self.name)
+
+    def values(self, profile: Profile, given: Mapping[str, str]) -> SimpleNamespace:
+        """The parameters of a run: the document's or the fast ones, and above them what was given."""
+        known = {parameter.name: parameter for parameter in self.parameters}
+        values = {name: p.fast if profile == "fast" and p.fast is not None else p.default for name, p in known.items()}
+        values |= {name: known[name].parse(text) for name, text in given.items() if name in known}
+        return SimpleNamespace(**values)
+
+
+def require_known(labs: Sequence[Lab], given: Mapping[str, str]) -> None:
+    """Every given parameter is one of some lab that will run."""
+    for name in given:
+        if not any(parameter.name == name for lab in labs for parameter in lab.parameters):
+            known = sorted({parameter.name for lab in labs for parameter in lab.parameters})
+            raise UsageError(
+                f"there is no parameter {name!r}",
+                why=f"the parameters are {', '.join(known)}" if known else "these labs have none",
+                hint="headrace lab list NAME tells them",
+            )

@@ -1,0 +1,242 @@
+"""Runs labs: in which order, on which cluster, side by side where they only wait, and keeps what came out.
+
+    1  labs on a shared cluster, one after another; those that mostly wait run beside them
+    2  labs that kill nodes, alone
+    3  labs on another topology, alone
+
+Whatever a lab does wrong ends that lab and makes it red; the others go on.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from headrace.cluster import Cluster
+from headrace.errors import HeadraceError
+from headrace.home import Home
+from headrace.labs.clusters import Clusters
+from headrace.labs.lab import Lab, Profile, require_known
+from headrace.labs.report import write_reports
+from headrace.labs.result import Entry, LabResult, Trouble, kept, now, result_folder, save
+from headrace.labs.workbench import Stopped, Workbench
+from headrace.progress import SILENT, Progress
+
+# More than these side by side would no longer mostly wait.
+_MOST_WAITING = 4
+_LOG_BYTES = 200_000
+
+
+class Listener(Protocol):
+    """Who is told while labs run. Called from several threads; returns at once."""
+
+    def began(self, lab: Lab) -> None: ...
+
+    def told(self, lab: Lab, entry: Entry) -> None: ...
+
+    def ended(self, lab: Lab, result: LabResult) -> None: ...
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How labs are run."""
+
+    profile: Profile = "full"
+    seed: int = 7
+    given: dict[str, str] = field(default_factory=dict)
+    keep: bool = False
+    fresh: bool = False
+    progress: Progress = SILENT
+
+
+def run_labs(home: Home, labs: Sequence[Lab], options: RunOptions, listener: Listener) -> list[LabResult]:
+    """Every lab was run; the results in the order of `labs`, kept under the home with their reports."""
+    require_known(labs, options.given)
+    home.create()
+    clusters = Clusters(home, fresh=options.fresh, keep=options.keep, progress=options.progress)
+    run = _Run(home, clusters, options, listener)
+    try:
+        run.all(labs)
+    finally:
+        run.stopping.set()
+        clusters.close()
+    results = [run.results[lab.name] for lab in labs]
+    write_reports(home, results)
+    return results
+
+
+def ordered(labs: Sequence[Lab]) -> tuple[list[Lab], list[Lab], list[Lab]]:
+    """Waiting ones, then the others on the shared topology by what they need, then those that run alone."""
+    alone = [lab for lab in labs if lab.needs.faults or lab.needs.brokers != 3 or lab.needs.racks]
+    alone.sort(key=lambda lab: (lab.needs.brokers, lab.needs.racks))
+    shared = [lab for lab in labs if lab not in alone]
+    waiting = [lab for lab in shared if lab.waits and len(shared) > 1]
+    # Services are started when the first lab wants them, so those come last.
+    front = sorted((lab for lab in shared if lab not in waiting), key=lambda lab: len(lab.needs.services))
+    return waiting, front, alone
+
+
+class _Run:
+    def __init__(self, home: Home, clusters: Clusters, options: RunOptions, listener: Listener) -> None:
+        self.home = home
+        self.clusters = clusters
+        self.options = options
+        self.listener = listener
+        self.results: dict[str, LabResult] = {}
+        self.stopping = threading.Event()
+
+    def all(self, labs: Sequence[Lab]) -> None:
+        waiting, front, alone = ordered(labs)
+        background = [self._beside(waiting[at::_MOST_WAITING]) for at in range(min(_MOST_WAITING, len(waiting)))]
+        for lab in front:
+            self._one(lab)
+        for future in background:
+            future.result()
+        for lab in alone:
+            self.clusters.release_others(lab.needs)
+            self._one(lab)
+
+    def _beside(self, labs: Sequence[Lab]) -> Future[None]:
+        """The labs run one after another beside what the caller does."""
+        prepared = [(lab, self._cluster(lab)) for lab in labs]
+        done: Future[None] = Future()
+
+        def work() -> None:
+            try:
+                for lab, cluster in prepared:
+                    self._run(lab, cluster)
+                done.set_result(None)
+            except BaseException as error:
+                done.set_exception(error)
+
+        # A daemon: an interrupted run must not wait for it.
+        threading.Thread(target=work, name=f"labs {labs[0].name}…", daemon=True).start()
+        return done
+
+    def _one(self, lab: Lab) -> None:
+        self._run(lab, self._cluster(lab))
+
+    def _cluster(self, lab: Lab) -> Cluster | HeadraceError:
+        try:
+            return self.clusters.cluster_for(lab.needs)
+        except HeadraceError as error:
+            return error
+
+    def _run(self, lab: Lab, cluster: Cluster | HeadraceError) -> None:
+        result = self._blank(lab)
+        self.listener.began(lab)
+        began = time.monotonic()
+        if isinstance(cluster, HeadraceError):
+            result.trouble = _trouble(cluster)
+        else:
+            result.cluster = _facts(cluster, own=self.clusters.is_own(cluster))
+            self._experiment(lab, cluster, result)
+        result.seconds = time.monotonic() - began
+        save(self.home, result)
+        self.results[lab.name] = result
+        self.listener.ended(lab, result)
+
+    def _blank(self, lab: Lab) -> LabResult:
+        folder = result_folder(self.home, lab.name)
+        earlier = list(kept(self.home, (lab.name,)))
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700, parents=True)
+        values = vars(lab.values(self.options.profile, self.options.given))
+        result = LabResult(
+            lab.name, lab.title, lab.about, lab.document, lab.rows, self.options.profile, self.options.seed, values
+        )
+        result.began = now()
+        result.kept_topics = [topic for one in earlier for topic in one.kept_topics]
+        return result
+
+    def _experiment(self, lab: Lab, cluster: Cluster, result: LabResult) -> None:
+        own = self.clusters.is_own(cluster)
+        earlier = set(result.kept_topics)
+        bench = Workbench(
+            lab.name,
+            cluster,
+            lab.values(self.options.profile, self.options.given),
+            result_folder(self.home, lab.name),
+            seed=self.options.seed,
+            # On a cluster of ours every topic is ours; on another one those that an earlier run has kept.
+            may_replace=lambda topic: own or topic in earlier,
+            listen=lambda entry: self.listener.told(lab, entry),
+            stopping=self.stopping,
+        )
+        marks = _log_ends(cluster)
+        try:
+            lab.run(bench)
+        except HeadraceError as error:
+            result.trouble = _trouble(error)
+        except Stopped:
+            result.trouble = Trouble("it was interrupted")
+        except Exception as error:
+            result.trouble = Trouble(
+                f"{type(error).__name__}: {error}",
+                why="the lab itself went wrong",
+                trace=traceback.format_exc(limit=-6),
+            )
+        result.entries = bench.entries
+        if result.verdict == "red":
+            result.logs = _keep_logs(marks, result_folder(self.home, lab.name) / "logs")
+        result.kept_topics = bench.topics if self.options.keep else []
+        self._tidy(bench, lab, cluster, result)
+
+    def _tidy(self, bench: Workbench, lab: Lab, cluster: Cluster, result: LabResult) -> None:
+        try:
+            if lab.needs.faults:
+                cluster.up()  # whatever was killed runs again
+            if self.options.keep:
+                bench.forget_tidying()
+            bench.tidy()
+        except Exception as error:
+            result.trouble = result.trouble or Trouble(
+                f"it could not tidy up: {type(error).__name__}: {error}", trace=traceback.format_exc(limit=-6)
+            )
+
+
+def _trouble(error: HeadraceError) -> Trouble:
+    return Trouble(error.problem, error.why, error.hint, str(error.log) if error.log else None)
+
+
+def _facts(cluster: Cluster, *, own: bool) -> dict[str, Any]:
+    spec = cluster.spec
+    return {
+        "bootstrap": spec.bootstrap,
+        "brokers": len(spec.brokers),
+        "kafka_version": spec.kafka_version,
+        "services": [service.name for service in spec.services],
+        "own": own,
+    }
+
+
+def _log_ends(cluster: Cluster) -> dict[str, tuple[Path, int]]:
+    """Where each node's log ends now."""
+    ends: dict[str, tuple[Path, int]] = {}
+    for node in cluster.nodes:
+        path = cluster.log(node)
+        ends[node] = (path, path.stat().st_size if path.exists() else 0)
+    return ends
+
+
+def _keep_logs(marks: dict[str, tuple[Path, int]], folder: Path) -> dict[str, str]:
+    """What every node has logged since is in the folder, the last of it where it is much."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files: dict[str, str] = {}
+    for node, (path, begin) in marks.items():
+        if not path.exists():
+            continue
+        with path.open("rb") as log:
+            size = path.stat().st_size
+            # A rotated log is shorter than it was; then all of it is new.
+            log.seek(max(begin if begin <= size else 0, size - _LOG_BYTES))
+            (folder / f"{node}.log").write_bytes(log.read())
+        files[node] = f"logs/{node}.log"
+    return files
