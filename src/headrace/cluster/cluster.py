@@ -27,6 +27,7 @@ from headrace.cluster.node import NodeProcess
 from headrace.cluster.readiness import require_alive, wait_until_ready
 from headrace.cluster.services import FIRST_CHOICES, KINDS, Service, ServiceStarter, require_known, service_of
 from headrace.cluster.spec import ClusterSpec, ServiceSpec
+from headrace.cluster.status import NodeStatus
 from headrace.config import Config, load
 from headrace.errors import Failed, HeadraceError, SetupError, Unreachable, UsageError
 from headrace.home import Home, size_bytes, write_private
@@ -141,6 +142,11 @@ class Cluster:
         if existing is None:
             return status.absent(self.home)
         return status.look(self.home, existing, self._brokers(existing), self._services(existing))
+
+    def node_states(self) -> tuple[NodeStatus, ...]:
+        """The processes as the system sees them, within milliseconds: no memory, no disk, no word with Kafka."""
+        existing = plans.read(self.home)
+        return status.node_states(self._brokers(existing), self._services(existing)) if existing else ()
 
     def name_of(self, node: str | int) -> str:
         """The full name of the node meant by `2`, `broker-2` or `registry`."""

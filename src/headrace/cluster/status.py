@@ -69,7 +69,7 @@ def absent(home: Home) -> ClusterStatus:
 
 def look(home: Home, spec: ClusterSpec, brokers: Sequence[Broker], services: Sequence[Service]) -> ClusterStatus:
     """The status as of now."""
-    nodes = (*(_node(broker) for broker in brokers), *(_service(service) for service in services))
+    nodes = node_states(brokers, services, sizes=True)
     known: dict[str, Any] = {
         "home": str(home.root),
         "bootstrap": spec.bootstrap,
@@ -93,7 +93,14 @@ def look(home: Home, spec: ClusterSpec, brokers: Sequence[Broker], services: Seq
     return ClusterStatus("up" if whole else "degraded", **known)
 
 
-def _node(broker: Broker) -> NodeStatus:
+def node_states(
+    brokers: Sequence[Broker], services: Sequence[Service], *, sizes: bool = False
+) -> tuple[NodeStatus, ...]:
+    """The processes alone, without a word to Kafka; memory and disk only with `sizes`, because they take time."""
+    return (*(_node(broker, sizes) for broker in brokers), *(_service(service, sizes) for service in services))
+
+
+def _node(broker: Broker, sizes: bool) -> NodeStatus:
     node, process = broker.node, broker.process.find()
     return NodeStatus(
         name=node.name,
@@ -105,12 +112,12 @@ def _node(broker: Broker) -> NodeStatus:
         controller_port=node.controller_port or None,
         rack=node.rack,
         uptime_s=broker.process.uptime_s,
-        memory_bytes=memory_bytes(process) if process else None,
-        log_dir_bytes=size_bytes(broker.data),
+        memory_bytes=memory_bytes(process) if process and sizes else None,
+        log_dir_bytes=size_bytes(broker.data) if sizes else 0,
     )
 
 
-def _service(service: Service) -> NodeStatus:
+def _service(service: Service, sizes: bool) -> NodeStatus:
     process = service.process.find()
     return NodeStatus(
         name=service.name,
@@ -122,8 +129,8 @@ def _service(service: Service) -> NodeStatus:
         controller_port=None,
         rack=None,
         uptime_s=service.process.uptime_s,
-        memory_bytes=memory_bytes(process) if process else None,
-        log_dir_bytes=service.data_bytes,
+        memory_bytes=memory_bytes(process) if process and sizes else None,
+        log_dir_bytes=service.data_bytes if sizes else 0,
     )
 
 

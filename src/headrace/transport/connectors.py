@@ -90,10 +90,12 @@ class Connectors:
 
     def status(self, name: str) -> ConnectorStatus:
         """The connector and its tasks, with the errors of those that failed."""
-        found = self._ask("GET", f"/connectors/{_quoted(name)}/status", about=name)
-        tasks = tuple(Task(t["id"], t["state"], t["worker_id"], t.get("trace")) for t in found["tasks"])
-        own = found["connector"]
-        return ConnectorStatus(found["name"], found["type"], own["state"], own["worker_id"], tasks, own.get("trace"))
+        return _status(self._ask("GET", f"/connectors/{_quoted(name)}/status", about=name))
+
+    def everything(self) -> tuple[tuple[ConnectorStatus, dict[str, str]], ...]:
+        """All connectors with their status and settings, by one question."""
+        found = self._ask("GET", "/connectors?expand=status&expand=info")
+        return tuple((_status(found[name]["status"]), found[name]["info"]["config"]) for name in sorted(found))
 
     def config(self, name: str) -> dict[str, str]:
         """The settings of a connector."""
@@ -240,6 +242,12 @@ class Connectors:
             return response.status, json.loads(answer) if answer else None
         except ValueError:
             return response.status, answer.decode(errors="replace")
+
+
+def _status(found: Mapping[str, Any]) -> ConnectorStatus:
+    tasks = tuple(Task(t["id"], t["state"], t["worker_id"], t.get("trace")) for t in found["tasks"])
+    own = found["connector"]
+    return ConnectorStatus(found["name"], found["type"], own["state"], own["worker_id"], tasks, own.get("trace"))
 
 
 def _quoted(name: str) -> str:

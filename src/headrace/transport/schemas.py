@@ -107,9 +107,11 @@ class _Refused(Exception):
 class Registry:
     """A registry at a base URL. May be used by several threads."""
 
-    def __init__(self, url: str, *, user_info: str | None = None, patience_s: float = 10.0) -> None:
+    def __init__(
+        self, url: str, *, user_info: str | None = None, patience_s: float = 10.0, timeout_s: float = _TIMEOUT_S
+    ) -> None:
         self.patience_s = patience_s
-        self._http = _Http(url.rstrip("/"), user_info)
+        self._http = _Http(url.rstrip("/"), user_info, timeout_s)
         self.url = self._http.address
         self._schemas: dict[int | str, Schema] = {}
         self._unknown: dict[int | str, float] = {}
@@ -338,7 +340,7 @@ def _at(subject: str) -> str:
 class _Http:
     """One connection that is kept open; calls wait for each other."""
 
-    def __init__(self, url: str, user_info: str | None) -> None:
+    def __init__(self, url: str, user_info: str | None, timeout_s: float) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise UsageError(f"{url!r} is no address of a registry", hint="http://127.0.0.1:8081")
@@ -347,7 +349,7 @@ class _Http:
         self.address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._root}"
         self._connection: http.client.HTTPConnection = (
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        )(parts.hostname, parts.port, timeout=_TIMEOUT_S)
+        )(parts.hostname, parts.port, timeout=timeout_s)
         self._headers = {"Content-Type": _MEDIA_TYPE, "Accept": f"{_MEDIA_TYPE}, application/json"}
         if parts.username:
             user_info = f"{unquote(parts.username)}:{unquote(parts.password or '')}"

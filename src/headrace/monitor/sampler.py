@@ -1,0 +1,139 @@
+"""`Sampler`: one thread that looks at everything every other second and makes a Snapshot of it.
+
+What costs more is asked less often: begins, bytes and the neighbours. With more than some thousand partitions the pace
+slows down in proportion, so that watching stays below a tenth of a core. A number that nobody could tell this time is
+the last that was known; whose number it is shows as down or quiet meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from headrace.errors import HeadraceError
+from headrace.monitor.events import Event, changes, owners
+from headrace.monitor.history import History, SeriesKey
+from headrace.monitor.look import EVERY_S, Looker, Target
+from headrace.monitor.neighbours import NeighbourWatch
+from headrace.monitor.snapshot import PipelineView, Snapshot
+from headrace.transport.topics import TopicPartition
+
+#: Reads the pipelines from their files, given the ends of all partitions; needs no Spark.
+PipelineReader = Callable[[Mapping[TopicPartition, int]], Sequence[PipelineView]]
+
+
+class Sampler:
+    """Makes snapshots until it is stopped. Any thread may read `latest` and wait for the next one."""
+
+    def __init__(self, target: Target, history: History, *, pipelines: PipelineReader = lambda _: ()) -> None:
+        self.target = target
+        self.history = history
+        self.neighbours = NeighbourWatch(target.cluster, target.registry, target.connectors)
+        self._read_pipelines = pipelines
+        self._looker = Looker(target, self.neighbours)
+        self._changed = threading.Condition()
+        self._latest = Snapshot(
+            at=time.time(), took_s=0, every_s=EVERY_S, reachable=False, bootstrap=target.connection.bootstrap,
+            problem="nobody has been asked yet",
+        )  # fmt: skip
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+
+    @property
+    def latest(self) -> Snapshot:
+        return self._latest
+
+    def start(self) -> None:
+        self.history.add_events([Event(at=time.time(), kind="console", level="info", text="the console was started")])
+        self.neighbours.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The thread has ended, nothing is asked any more."""
+        self._stopping = True
+        self._wake.set()
+        self.neighbours.stop()
+        if self._thread.is_alive():
+            self._thread.join(10)
+        self._looker.survey.close()
+
+    def look_now(self) -> None:
+        """Somebody has changed something: the next look is at everything, and soon."""
+        self._looker.everything_is_due()
+        self.neighbours.look_now()
+        self._wake.set()
+
+    def after(self, at: float, within_s: float) -> Snapshot:
+        """The first snapshot that was begun after that time, or the latest when patience ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._latest.at - self._latest.took_s > at, within_s)
+            return self._latest
+
+    def _run(self) -> None:
+        while not self._stopping:
+            began = time.monotonic()
+            try:
+                self.look()
+            except Exception as error:  # the watch must go on, whatever one look stumbles over
+                self._stumbled(error)
+            self._wake.wait(max(0.2, self._latest.every_s - (time.monotonic() - began)))
+            self._wake.clear()
+
+    def look(self) -> Snapshot:
+        """One look at everything; what changed since the one before is an event."""
+        before = self._latest
+        after = self._with_pipelines(self._looker.look(before))
+        if before.brokers or before.reachable:
+            self.history.add_events(changes(before, after))
+        if after.reachable:
+            for name, group in after.groups.items():
+                self.history.own(after.at, name, owners(group))
+            for name in before.groups.keys() - after.groups.keys():
+                self.history.own(after.at, name, {})
+            self.history.record(after.at, dict(_numbers(after)))
+        with self._changed:
+            self._latest = after
+            self._changed.notify_all()
+        return after
+
+    def _with_pipelines(self, snapshot: Snapshot) -> Snapshot:
+        ends = self._looker.ends
+        try:
+            found = tuple(self._read_pipelines(ends))
+        except HeadraceError:
+            return snapshot
+        return replace(snapshot, pipelines=found) if found else snapshot
+
+    def _stumbled(self, error: Exception) -> None:
+        text = f"the console stumbled: {type(error).__name__}: {error}"
+        self.history.add_events([Event(at=time.time(), kind="console", level="error", text=text)])
+
+
+def _numbers(snapshot: Snapshot) -> Iterable[tuple[SeriesKey, float | None]]:
+    """What is kept of a snapshot as numbers over time."""
+    totals = snapshot.totals
+    yield ("cluster", "", "in"), totals.in_per_s
+    yield ("cluster", "", "out"), totals.out_per_s
+    yield ("cluster", "", "in_bytes"), totals.in_bytes_per_s
+    yield ("cluster", "", "bytes"), totals.stored_bytes
+    yield ("cluster", "", "lag"), totals.lag
+    yield ("cluster", "", "under_replicated"), totals.under_replicated
+    for topic in snapshot.topics.values():
+        yield ("topic", topic.name, "in"), topic.in_per_s
+        yield ("topic", topic.name, "out"), topic.out_per_s
+        yield ("topic", topic.name, "bytes"), topic.size_bytes
+        yield ("topic", topic.name, "records"), topic.records
+    for group in snapshot.groups.values():
+        yield ("group", group.group, "lag"), group.lag
+        yield ("group", group.group, "lag_s"), group.lag_s
+        yield ("group", group.group, "read"), group.read_per_s
+    for broker in snapshot.brokers:
+        yield ("broker", str(broker.broker_id), "bytes"), broker.size_bytes
+    for pipeline in snapshot.pipelines:
+        yield ("pipeline", pipeline.name, "lag"), pipeline.lag
+        yield ("pipeline", pipeline.name, "rate"), pipeline.rate_per_s
+        yield ("pipeline", pipeline.name, "batch_s"), pipeline.batch_s

@@ -1,0 +1,312 @@
+"""One look at everything: what the sampler makes and the console shows.
+
+All of it is immutable and can be encoded as JSON as it is (`encode`), so a page and its JSON twin are the same data.
+What nobody could tell is None. msgspec's structs instead of dataclasses: with a thousand topics some ten thousand of
+them are made every other second.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+TopicPartition = tuple[str, int]
+Health = Literal["up", "degraded", "down"]
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of a snapshot."""
+
+
+class PartitionView(View, frozen=True, kw_only=True, gc=False):
+    """A partition. `leader` is -1 while it has none; `replica_bytes` stand in the order of `replicas`."""
+
+    partition: int
+    leader: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    begin: int | None = None
+    end: int | None = None
+    size_bytes: int | None = None
+    replica_bytes: tuple[int | None, ...] = ()
+
+    @property
+    def under_replicated(self) -> bool:
+        return len(self.isr) < len(self.replicas)
+
+    @property
+    def records(self) -> int | None:
+        return None if self.begin is None or self.end is None else self.end - self.begin
+
+
+class TopicView(View, frozen=True, kw_only=True):
+    """A topic with the sums over its partitions. Bytes are those of one copy, the leaders'."""
+
+    name: str
+    internal: bool
+    partitions: tuple[PartitionView, ...]
+    replication: int
+    under_replicated: int
+    offline: int
+    records: int | None = None
+    size_bytes: int | None = None
+    stored_bytes: int | None = None
+    in_per_s: float | None = None
+    in_bytes_per_s: float | None = None
+    out_per_s: float | None = None
+
+
+class MemberView(View, frozen=True, kw_only=True):
+    """A client that reads for a group."""
+
+    member_id: str
+    client_id: str
+    host: str
+    instance_id: str | None
+    partitions: tuple[TopicPartition, ...]
+
+
+class OffsetView(View, frozen=True, kw_only=True):
+    """How far a group has got in a partition. `lag_s` is how long ago the first unread record was written."""
+
+    topic: str
+    partition: int
+    committed: int | None
+    begin: int | None
+    end: int | None
+    lag: int | None
+    lag_s: float | None
+    member_id: str | None = None
+    client_id: str | None = None
+
+
+class GroupView(View, frozen=True, kw_only=True):
+    """A group. Where `lag_s_at_least` is set, the console has not watched long enough to know all of it."""
+
+    group: str
+    type: str
+    state: str
+    protocol: str
+    coordinator: int
+    assignor: str | None = None
+    members: tuple[MemberView, ...] | None = None
+    offsets: tuple[OffsetView, ...] | None = None
+    topics: tuple[str, ...] = ()
+    lag: int | None = None
+    lag_s: float | None = None
+    lag_s_at_least: bool = False
+    read_per_s: float | None = None
+
+
+class BrokerView(View, frozen=True, kw_only=True):
+    """A broker. `quiet` is one that runs, but owes answers; `size_bytes` counts every replica on it."""
+
+    broker_id: int
+    host: str
+    port: int
+    rack: str | None
+    state: Literal["up", "quiet", "down"]
+    controller: bool
+    leaders: int
+    replicas: int
+    out_of_sync: int
+    latency_ms: float | None = None
+    size_bytes: int | None = None
+    disk_total_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    node: str | None = None
+
+
+class VoterView(View, frozen=True, kw_only=True):
+    """A replica of the metadata log."""
+
+    node_id: int
+    voter: bool
+    log_end_offset: int
+    lag: int
+
+
+class QuorumView(View, frozen=True, kw_only=True):
+    """The controllers."""
+
+    leader_id: int
+    leader_epoch: int
+    high_watermark: int
+    voters: tuple[VoterView, ...]
+
+
+class NodeView(View, frozen=True, kw_only=True):
+    """A process of a local cluster: a broker, a controller or a service."""
+
+    name: str
+    node_id: int | None
+    roles: str
+    state: str
+    pid: int | None
+    port: int | None
+    uptime_s: float | None
+    memory_bytes: int | None
+    data_bytes: int | None
+
+
+class SubjectView(View, frozen=True, kw_only=True):
+    """A subject of the schema registry. What has not been looked at yet is None."""
+
+    subject: str
+    versions: tuple[int, ...] | None = None
+    schema_id: int | None = None
+    kind: str | None = None
+    level: str | None = None
+
+
+class TaskView(View, frozen=True, kw_only=True):
+    """A task of a connector."""
+
+    task: int
+    state: str
+    worker: str
+    trace: str | None = None
+
+
+class ConnectorView(View, frozen=True, kw_only=True):
+    """A connector of the Connect worker."""
+
+    name: str
+    kind: str
+    state: str
+    worker: str
+    tasks: tuple[TaskView, ...]
+    connector_class: str | None = None
+    topics: tuple[str, ...] = ()
+    trace: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.state == "FAILED" or any(task.state == "FAILED" for task in self.tasks)
+
+
+class PipelineOffsetView(View, frozen=True, kw_only=True):
+    """How far a pipeline has got in a partition, by its checkpoint."""
+
+    topic: str
+    partition: int
+    offset: int | None
+    end: int | None
+    lag: int | None
+
+
+class LedgerView(View, frozen=True, kw_only=True):
+    """What became of the records that a pipeline has read, over all of its runs."""
+
+    read: int
+    written: int
+    dead: int
+    late: int
+    filtered: int
+    duplicate: int
+    balanced: bool
+
+
+class PipelineView(View, frozen=True, kw_only=True):
+    """A Spark pipeline, running or not: all of it is read from its files, so a stopped one has a lag too."""
+
+    name: str
+    state: Literal["running", "stopped", "failed"]
+    sources: tuple[str, ...]
+    sinks: tuple[str, ...]
+    trigger: str | None = None
+    dead_letters: str | None = None
+    steps: tuple[str, ...] = ()
+    offsets: tuple[PipelineOffsetView, ...] = ()
+    lag: int | None = None
+    rate_per_s: float | None = None
+    batch_s: float | None = None
+    batch: int | None = None
+    state_bytes: int | None = None
+    watermark: str | None = None
+    ledger: LedgerView | None = None
+    problem: str | None = None
+
+
+class Totals(View, frozen=True, kw_only=True):
+    """Sums over the cluster; topics of Kafka's own are left out of all but the bytes and the replicas."""
+
+    topics: int = 0
+    partitions: int = 0
+    under_replicated: int = 0
+    offline: int = 0
+    records: int | None = None
+    size_bytes: int | None = None
+    stored_bytes: int | None = None
+    lag: int | None = None
+    in_per_s: float | None = None
+    in_bytes_per_s: float | None = None
+    out_per_s: float | None = None
+
+
+class Snapshot(View, frozen=True, kw_only=True):
+    """Everything at one moment. While no broker answers, the last that was known stays and `reachable` is false."""
+
+    at: float
+    took_s: float
+    every_s: float
+    reachable: bool
+    bootstrap: str
+    cluster_id: str | None = None
+    problem: str | None = None
+    brokers: tuple[BrokerView, ...] = ()
+    quorum: QuorumView | None = None
+    topics: dict[str, TopicView] = {}
+    groups: dict[str, GroupView] = {}
+    totals: Totals = Totals()
+    nodes: tuple[NodeView, ...] = ()
+    #: None: there is no registry here. `subjects` is None while it does not answer.
+    registry: str | None = None
+    subjects: tuple[SubjectView, ...] | None = None
+    connect: str | None = None
+    connectors: tuple[ConnectorView, ...] | None = None
+    pipelines: tuple[PipelineView, ...] = ()
+
+    @property
+    def controller_id(self) -> int | None:
+        return self.quorum.leader_id if self.quorum else None
+
+    @property
+    def health(self) -> Health:
+        if not self.reachable:
+            return "down"
+        return "degraded" if self.complaints() else "up"
+
+    def complaints(self) -> tuple[str, ...]:
+        """What is not as it should be, in words, the worst first."""
+        if not self.reachable:
+            return (self.problem or "no broker answers",)
+        found = [f"broker {b.broker_id} is {_STATE_WORDS[b.state]}" for b in self.brokers if b.state != "up"]
+        totals = self.totals
+        if totals.offline:
+            found.insert(0, f"{_counted(totals.offline, 'partition')} without a leader")
+        if totals.under_replicated:
+            found.append(f"{_counted(totals.under_replicated, 'partition')} under-replicated")
+        if self.registry and self.subjects is None:
+            found.append("the schema registry does not answer")
+        if self.connect and self.connectors is None:
+            found.append("the Connect worker does not answer")
+        found += [f"connector {c.name} has failed" for c in self.connectors or () if c.failed]
+        found += [f"pipeline {p.name} has failed" for p in self.pipelines if p.state == "failed"]
+        found += [
+            f"the ledger of {p.name} does not balance" for p in self.pipelines if p.ledger and not p.ledger.balanced
+        ]
+        return tuple(found)
+
+
+_STATE_WORDS = {"down": "down", "quiet": "not answering"}
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def encode(view: object) -> bytes:
+    """A view, or anything made of views, as JSON."""
+    return msgspec.json.encode(view)
