@@ -113,22 +113,26 @@ def open_private(path: Path, mode: str) -> IO[Any]:
     return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
-def write_private(path: Path, text: str) -> None:
-    """`path` holds `text`, whole or not at all, readable by its owner alone."""
+def write_private(path: Path, text: str, *, durable: bool = True) -> None:
+    """`path` holds `text`, whole or not at all, readable by its owner alone.
+
+    What is written anew at every start need not be durable: to wait for the disk costs milliseconds a file.
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
 
 
-def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    write_private(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+def write_json(path: Path, document: Mapping[str, Any], *, durable: bool = True) -> None:
+    write_private(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n", durable=durable)
 
 
 def read_json(path: Path, hint: str | None = None) -> dict[str, Any] | None:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headrace.runtime.archive import ClassArchive, build
-from headrace.runtime.java import Java, find_java
+from headrace.runtime.java import Java, bundled, find_java
 
 
 @pytest.fixture
@@ -55,6 +56,20 @@ def test_a_built_archive_is_whole_and_replaces_the_oldest(tmp_path: Path, java: 
     assert (folder / "kafka-made.jsa").stat().st_size > 1_000_000
     names = {path.name for path in folder.iterdir()}
     assert names == {"kafka-made.jsa", "kafka-new.jsa", "kafka-older.jsa", "spark-oldest.jsa", "lock"}
+
+
+def test_an_archive_is_used_where_it_lies_and_holds_objects_too(tmp_path: Path) -> None:
+    java = bundled()
+    assert java
+    archive = ClassArchive(tmp_path, "kafka", java, [])
+    classes = tmp_path / "classes.lst"
+    classes.write_text((java.home / "lib" / "classlist").read_text(encoding="utf-8"), encoding="utf-8")
+    assert build(str(java.executable), "", classes, archive.file) == 0
+
+    flags = ["-XX:+UseSerialGC", *archive.jvm_flags(classes), "-Xlog:cds=info", "-version"]
+    said = subprocess.run([java.executable, *flags], capture_output=True, text=True, check=True).stdout
+    assert "Loaded heap" in said
+    assert "alternative address" not in said
 
 
 def test_an_archive_that_another_has_made_is_not_made_again(tmp_path: Path) -> None:

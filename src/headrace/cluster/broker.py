@@ -128,7 +128,8 @@ class Broker(NodeProcess):
     def write_files(self, settings: Mapping[str, str]) -> None:
         """The node's folder is there with its configuration as of now."""
         self.write_folder()
-        write_private(self.settings_file, java_properties(properties(self.home, self.spec, self.node, settings)))
+        text = java_properties(properties(self.home, self.spec, self.node, settings))
+        write_private(self.settings_file, text, durable=False)
 
     def configured_otherwise(self, settings: Mapping[str, str]) -> bool:
         """True if the running process was started with other settings than these."""

@@ -42,7 +42,7 @@ class NodeProcess:
         shutil.rmtree(self.folder / "tmp", ignore_errors=True)
         (self.folder / "tmp").mkdir(mode=0o700)
         text = resources.files("headrace.cluster").joinpath("log4j2.properties").read_text(encoding="utf-8")
-        write_private(self.folder / "log4j2.properties", text)
+        write_private(self.folder / "log4j2.properties", text, durable=False)
 
     def own_flags(self) -> list[str]:
         """JVM flags that keep what the process writes in its folder: its log, and what it unpacks for itself."""

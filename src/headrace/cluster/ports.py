@@ -138,4 +138,5 @@ def _reservations(cache: Path) -> Iterator[dict[int, str]]:
             found = json.loads(file.read_text(encoding="utf-8"))
         reserved = {int(port): owner for port, owner in found.items() if Path(owner).is_dir()}
         yield reserved
-        write_private(file, json.dumps({str(port): owner for port, owner in sorted(reserved.items())}, indent=1))
+        text = json.dumps({str(port): owner for port, owner in sorted(reserved.items())}, indent=1)
+        write_private(file, text, durable=False)

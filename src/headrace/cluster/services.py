@@ -144,7 +144,7 @@ class Connect(Service):
     def spawn(self, java: Java, jars: JarCache, cache: Path) -> None:
         self.write_folder()
         self.output.unlink(missing_ok=True)
-        write_private(self.settings_file, java_properties(self._settings(jars, java)))
+        write_private(self.settings_file, java_properties(self._settings(jars, java)), durable=False)
         archive = ClassArchive(cache, "connect", java, jars.classpath("connect", java))
         argv = [
             str(java.executable), "-Xms64m", "-Xmx384m", *_SMALL_JVM, *archive.jvm_flags(self.class_list),

@@ -2,50 +2,29 @@
 
 `jars.lock` lists every file with exact coordinates, SHA-256 and size, in sets ("kafka", ...). A set is complete
 when each of its files lies in the cache and is the very file that was locked; then nothing is fetched and no
-network is needed. What is missing or damaged is fetched with the Ivy that PySpark ships, into a folder of its
-own, and moved into place only after its checksum was right: a reader never sees half a jar.
+network is needed. What is missing or damaged is fetched by `ivy`, into a folder of its own, and moved into place only
+after its checksum was right: a reader never sees half a jar.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.util
 import json
 import os
-import re
 import shutil
-import ssl
-import subprocess
-import tarfile
 import tempfile
-import time
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from xml.sax.saxutils import quoteattr
 
 from headrace.errors import SetupError
-from headrace.home import open_private, size_bytes, write_private
+from headrace.home import open_private, write_private
 from headrace.progress import SILENT, Progress
 from headrace.runtime.java import Java
-from headrace.runtime.process import plain_environment
-
-# Ivy's built-in Maven repository, and nothing else: no POMs (the lock names every file), no remote checksums
-# (the lock holds better ones), no look into folders that the user's own Ivy may have.
-_IVY_SETTINGS = """\
-<ivysettings>
-  <settings defaultResolver="public"/>
-  <resolvers>
-    <ibiblio name="public" m2compatible="true" usepoms="false" useMavenMetadata="false" checksums=""/>
-  </resolvers>
-</ivysettings>
-"""
-_TRUST_PASSWORD = "headrace"  # noqa: S105 - a truststore of public certificates needs one, a secret it is not
 
 
 @dataclass(frozen=True)
@@ -132,6 +111,8 @@ class JarCache:
             return folder
         with self._locked():
             if not folder.is_dir():  # another process may have unpacked it while this one waited
+                import tarfile
+
                 self.progress.say(f"unpacking {archive.name}, once per user")
                 folder.parent.mkdir(mode=0o700, exist_ok=True)
                 with tempfile.TemporaryDirectory(dir=folder.parent) as work, tarfile.open(archive) as packed:
@@ -192,6 +173,8 @@ class JarCache:
         write_private(self.folder / "verified.json", json.dumps(verified, indent=1))
 
     def _fetch(self, set_name: str, artifacts: Sequence[Artifact], java: Java) -> None:
+        from headrace.runtime import ivy  # heavy, and needed once per user
+
         for leftover in self.root.glob("fetch-*"):  # of a process that was killed: the lock is ours
             shutil.rmtree(leftover, ignore_errors=True)
         total = sum(a.size for a in artifacts)
@@ -199,103 +182,22 @@ class JarCache:
         self.progress.say(f"fetching {len(artifacts)} files for {set_name} ({total / 1e6:.0f} MB), once per user")
         with tempfile.TemporaryDirectory(prefix="fetch-", dir=self.root) as name:
             work = Path(name)
-            command = self._ivy_command(work, artifacts, java)
-            said = self._run(command, work, set_name, total)
-            _verify(work / "out", artifacts, said)
+            advance = self.progress.advance
+            said = ivy.fetch(
+                artifacts, work, java, self.ivy_settings, lambda arrived: advance(set_name, min(arrived, total), total)
+            )
+            advance(set_name, total, total)
+            _verify(work / "out", artifacts, ivy.complaint(said))
             for artifact in artifacts:
                 (work / "out" / artifact.file_name).replace(self.folder / artifact.file_name)
 
-    def _ivy_command(self, work: Path, artifacts: Sequence[Artifact], java: Java) -> list[str]:
-        (work / "ivy.xml").write_text(_ivy_module(artifacts), encoding="utf-8")
-        settings = self.ivy_settings
-        if settings is None:
-            settings = work / "settings.xml"
-            settings.write_text(_IVY_SETTINGS, encoding="utf-8")
-        elif not settings.is_file():
-            raise SetupError(
-                f"the Ivy settings file {settings} does not exist",
-                hint="correct runtime.ivy_settings (HEADRACE_IVY_SETTINGS), or remove it",
-            )
-        return [
-            str(java.executable), *_trust_what_python_trusts(work / "trust.p12"), "-cp", str(_ivy_jar()),
-            "org.apache.ivy.Main", "-settings", str(settings), "-ivy", str(work / "ivy.xml"),
-            "-cache", str(work / "cache"),
-            "-retrieve", f"{work}/out/[artifact]-[revision](-[classifier]).[ext]",
-        ]  # fmt: skip
 
-    def _run(self, command: list[str], work: Path, label: str, total: int) -> str:
-        """Ivy has ended, well or not; what it said. Progress is what has arrived on disk."""
-        log = work / "ivy.log"
-        with log.open("wb") as out:
-            child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=plain_environment())
-            try:
-                while child.poll() is None:
-                    self.progress.advance(label, min(size_bytes(work / "cache"), total), total)
-                    time.sleep(0.1)
-            finally:
-                child.kill()
-                child.wait()
-        self.progress.advance(label, total, total)
-        return log.read_text(encoding="utf-8", errors="replace")
-
-
-def _ivy_jar() -> Path:
-    # Found, not imported: PySpark takes half a second to import and is not needed for its file names.
-    spec = importlib.util.find_spec("pyspark")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        for jar in sorted(Path(folder, "jars").glob("ivy-*.jar")):
-            return jar
-    raise SetupError(
-        "the Ivy that PySpark ships was not found",
-        why="pyspark is not installed whole",
-        hint="pip install --force-reinstall pyspark",
-    )
-
-
-def _ivy_module(artifacts: Iterable[Artifact]) -> str:
-    lines = [
-        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">',
-        '<info organisation="headrace" module="jars"/><configurations><conf name="default"/></configurations>',
-        "<dependencies>",
-    ]
-    for a in artifacts:
-        classifier = f" m:classifier={quoteattr(a.classifier)}" if a.classifier else ""
-        lines.append(
-            f"<dependency org={quoteattr(a.group)} name={quoteattr(a.name)} rev={quoteattr(a.version)}"
-            f' transitive="false" conf="default-&gt;default"><artifact name={quoteattr(a.name)}'
-            f" type={quoteattr(a.extension)} ext={quoteattr(a.extension)}{classifier}/></dependency>"
-        )
-    return "\n".join([*lines, "</dependencies></ivy-module>\n"])
-
-
-def _trust_what_python_trusts(store: Path) -> list[str]:
-    """JVM flags that make Java accept the certificates which pip accepted: who could install can fetch."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, pkcs12
-
-    context = ssl.create_default_context()
-    trusted: list[pkcs12.PKCS12Certificate] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some public roots break today's rules; they are trusted all the same
-        for number, der in enumerate(context.get_ca_certs(binary_form=True)):
-            try:
-                certificate = x509.load_der_x509_certificate(der)
-            except ValueError:
-                continue
-            trusted.append(pkcs12.PKCS12Certificate(certificate, f"ca-{number}".encode()))
-    if not trusted:
-        return []
-    password = BestAvailableEncryption(_TRUST_PASSWORD.encode())
-    store.write_bytes(pkcs12.serialize_java_truststore(trusted, password))
-    return [f"-Djavax.net.ssl.trustStore={store}", f"-Djavax.net.ssl.trustStorePassword={_TRUST_PASSWORD}"]
-
-
-def _verify(folder: Path, artifacts: Sequence[Artifact], said: str) -> None:
+def _verify(folder: Path, artifacts: Sequence[Artifact], complaint: str) -> None:
     absent = [a for a in artifacts if not (folder / a.file_name).is_file()]
     if absent:
         raise SetupError(
             f"{len(absent)} of {len(artifacts)} files could not be fetched, {absent[0].coordinates} among them",
-            why=_what_ivy_complains_about(said),
+            why=complaint,
             hint="check the network; behind a mirror set runtime.ivy_settings (HEADRACE_IVY_SETTINGS) to an "
             "Ivy settings file, see docs/install.md",
         )
@@ -308,14 +210,6 @@ def _verify(folder: Path, artifacts: Sequence[Artifact], said: str) -> None:
                 f"got {_sha256(path)} and {path.stat().st_size}",
                 hint="try again; if it stays so, the mirror (or somebody on the way) serves another file",
             )
-
-
-def _what_ivy_complains_about(said: str) -> str:
-    found = re.search(r"(\w+(?:\.\w+)+(?:Exception|Error))(?::\s*([^\n)]*))?", said)
-    if found:
-        return f"{found[1].rsplit('.', 1)[-1]}{': ' + found[2] if found[2] else ''}"
-    unresolved = re.search(r"::\s+(\S+#\S+: not found)", said)
-    return unresolved[1] if unresolved else "Ivy did not say"
 
 
 def _require_disk(folder: Path, wanted: int) -> None:

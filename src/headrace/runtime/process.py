@@ -143,9 +143,11 @@ class Supervised:
         child.returncode = 0  # not true, but else Popen warns that it still runs when nobody refers to it any more
         try:
             process = psutil.Process(child.pid)
+            # Not durable: no process outlives the machine's fall.
             write_json(
                 self.record_file,
                 {"pid": child.pid, "started": process.create_time(), "marker": self.marker},
+                durable=False,
             )
             if nice:
                 process.nice(nice)
