@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from headrace.errors import UsageError
-from headrace.transport.admin import refusal
+from headrace.transport.admin_clients import refusal
 from headrace.transport.client import Connection, make, unreachable
 
 #: A partition of a topic.
