@@ -184,6 +184,10 @@ class Survey:
         if not free:
             return None
         broker = free[0]
+        try:
+            self._quorum_client()
+        except kafka_python().errors.KafkaError:
+            return None
         topic = DescribeQuorumRequest.TopicData
         wanted = topic(topic_name="__cluster_metadata", partitions=[topic.PartitionData(partition_index=0)])
         # Not waited for like the others: without a controller there is no answer, and that is no fault of the broker.
@@ -276,7 +280,7 @@ class Survey:
         with self._changed:
             self._open.update(dict.fromkeys(new, began))
         for key, request in new.items():
-            client = self._client_for_quorum if key[0] == _QUORUM else self._client
+            client = self._quorum_client() if key[0] == _QUORUM else self._client
             client._net.call_soon_threadsafe(self._sending(client._manager, key, request))
         awaited = {key for key in questions if key[1] not in quiet}
         with self._changed:
@@ -329,10 +333,15 @@ class Survey:
         for address in self._connection.bootstrap.split(","):
             # One by one: the client would take one of them at random and wait for that one alone.
             with suppress(kafka_python().errors.KafkaError):
-                first = self._new_client(address)
-                self._client, self._client_for_quorum = first, self._new_client(address)
+                self._client = self._new_client(address)
                 return
         raise unreachable(self._connection.bootstrap, "no broker answers")
+
+    def _quorum_client(self) -> Any:
+        if self._client_for_quorum is None:
+            known = self._client._manager.cluster.broker_metadata(self._preferred)
+            self._client_for_quorum = self._new_client(f"{known.host}:{known.port}")
+        return self._client_for_quorum
 
     def _new_client(self, address: str) -> Any:
         return kafka_python_client(

@@ -1,0 +1,123 @@
+"""A live tail: what is written to a topic from now on, as much of it as a person can look at.
+
+A thread of its own reads; whoever shows it takes the newest every now and then and is told how many went by unseen. A
+flood costs no more than a brook: where records come faster than they can be read here, the tail skips to the newest.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import HeadraceError
+from headrace.transport.browse import READING, Query, shown
+from headrace.transport.client import HasBootstrap, connect
+from headrace.transport.fates import BrowsedRecord
+from headrace.transport.looks import Look
+from headrace.transport.offsets import Start, look_up
+
+_KEPT = 100
+_KEPT_BYTES = 8_000_000
+_AT_ONCE = 1000
+_PAUSE_S = 0.1
+_FAR_BEHIND = 5000
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The newest records, the oldest of them first; how many were seen and how many matched since the tail began."""
+
+    records: tuple[BrowsedRecord, ...]
+    seen: int
+    matched: int
+    problem: str | None = None
+
+
+class Tail:
+    """Follows a topic until it is stopped."""
+
+    def __init__(self, where: HasBootstrap | str, query: Query, partitions: tuple[int, ...], look: Look) -> None:
+        self._connection = connect(where)
+        self._query = query
+        self._partitions = partitions
+        self._look = look
+        self._lock = threading.Lock()
+        self._kept: deque[Any] = deque()
+        self._kept_bytes = 0
+        self._seen = self._matched = 0
+        self._problem: str | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tail", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Nothing is read any more; the thread ends by itself within moments."""
+        self._stopping.set()
+
+    def take(self) -> Taken:
+        """What has come since the last call."""
+        with self._lock:
+            messages, self._kept, self._kept_bytes = list(self._kept), deque(), 0
+        records = tuple(shown(self._look, message) for message in messages)
+        return Taken(records, self._seen, self._matched, self._problem)
+
+    def _run(self) -> None:
+        consumer = None
+        try:
+            consumer = self._connection.consumer({**READING, "group.id": f"headrace-{uuid.uuid4().hex[:12]}"})
+            positions = look_up(
+                self._connection, [(self._query.topic, number) for number in self._partitions], Start("end")
+            )
+            self._assign(consumer, positions)
+            while not self._stopping.is_set():
+                self._take_in(consumer, positions)
+        except HeadraceError as error:
+            self._problem = error.problem
+        finally:
+            if consumer is not None:
+                consumer.close()
+
+    def _assign(self, consumer: Any, positions: dict[tuple[str, int], int]) -> None:
+        from confluent_kafka import TopicPartition
+
+        consumer.assign([TopicPartition(*place, offset) for place, offset in positions.items()])
+
+    def _take_in(self, consumer: Any, positions: dict[tuple[str, int], int]) -> None:
+        messages = consumer.consume(_AT_ONCE, _PAUSE_S)
+        for message in messages:
+            if message.error() is None:
+                positions[message.topic(), message.partition()] = message.offset() + 1
+                self._seen += 1
+                if self._query.matches(self._look, message):
+                    self._matched += 1
+                    self._keep(message)
+        if len(messages) == _AT_ONCE:
+            self._skip(consumer, positions)
+            time.sleep(_PAUSE_S)
+
+    def _keep(self, message: Any) -> None:
+        with self._lock:
+            self._kept.append(message)
+            self._kept_bytes += len(message)
+            while len(self._kept) > _KEPT or (self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1):
+                self._kept_bytes -= len(self._kept.popleft())
+
+    def _skip(self, consumer: Any, positions: dict[tuple[str, int], int]) -> None:
+        """To the newest, where reading has fallen far behind."""
+        from confluent_kafka import TopicPartition
+
+        behind = {}
+        for place, at in positions.items():
+            _, end = consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+            if end - at > _FAR_BEHIND:
+                behind[place] = end
+                self._seen += end - at
+        if behind:
+            positions.update(behind)
+            self._assign(consumer, positions)
