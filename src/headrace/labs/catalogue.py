@@ -10,7 +10,9 @@ from headrace.errors import UsageError
 from headrace.labs.lab import Lab
 
 NAMES = (
-    "quickstart", "replication",
+    "quickstart", "replication", "offsets",
+    "iris",
+    "transport", "storage", "producers", "concurrent", "keys", "flush", "groups", "transactions",
 )  # fmt: skip
 
 

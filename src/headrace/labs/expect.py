@@ -68,5 +68,6 @@ def shown(value: object) -> str:
         case list() | tuple():
             return ", ".join(map(shown, value)) or "none"
         case set() | frozenset():
-            return ", ".join(map(shown, sorted(value, key=str))) or "none"
+            numbers = all(isinstance(each, (int, float)) for each in value)
+            return ", ".join(map(shown, sorted(value, key=None if numbers else str))) or "none"
     return str(value)

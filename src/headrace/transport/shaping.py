@@ -164,7 +164,7 @@ class Shaper:
         values: list[bytes | None] = list(batch.values)
         if wanted.value_fields:
             names = wanted.value_fields
-            values = [msgspec.json.encode([field(o, name) for name in names]) for o in batch.objects or []]
+            values = [encode_value([field(o, name) for name in names]) for o in batch.objects or []]
         if wanted.null_value is not None:
             values = [None if value == wanted.null_value else value for value in values]
         if wanted.value_codec:

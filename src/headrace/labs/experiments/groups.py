@@ -1,0 +1,135 @@
+"""Groups read independently of each other, and share the work within.
+
+Each group reads everything. The members of one group divide the partitions between them: each reads a part, together
+they read all, nobody reads what another one has read. A group that is new to an old topic reads its backlog first. A
+member that is killed in the middle is missed for the session timeout; when it comes back, the group goes on where it
+was: what counts is the committed offset, not the process.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from pathlib import Path
+
+from headrace import consume, produce
+from headrace.errors import HeadraceError
+from headrace.labs.expect import between
+from headrace.labs.lab import Lab, Parameter
+from headrace.labs.workbench import Workbench, end
+from headrace.labs.writer import Writer
+from headrace.samples import breadcrumbs
+from headrace.transport.consume import reading
+from headrace.transport.groups import Groups
+from headrace.transport.reading import ConsumeOptions
+
+_PARTITIONS = 6
+
+
+def run(lab: Workbench) -> None:
+    count = lab.p.records
+    topic = lab.topic("shared", partitions=_PARTITIONS)
+    one, two = lab.group("lab-groups-one"), lab.group("lab-groups-two")
+    sample = lab.files / "bcsample.json"
+    with sample.open("wb") as file:
+        breadcrumbs(count, lab.seed).write(file)
+
+    lab.step("Two groups with one member each")
+    lab.shows(f"headrace produce {topic} bcsample.json", f"headrace consume {topic} --group {one}",
+              f"headrace consume {topic} --group {two}")  # fmt: skip
+    produce(lab.cluster, topic, sample)
+    for group in (one, two):
+        lab.check(f"{group}: records read", count, sum(1 for _ in consume(lab.cluster, topic, group=group)))
+
+    lab.step("A second member in one of them", "The records are sent once more; both groups read on.")
+    lab.shows(f"headrace produce {topic} bcsample.json", f"headrace consume {topic} --group {one}",
+              f"headrace consume {topic} --group {two} --members 2")  # fmt: skip
+    produce(lab.cluster, topic, sample)
+    lab.check(f"{one}, one member: records read", count, sum(1 for _ in consume(lab.cluster, topic, group=one)))
+    run = reading(lab.cluster, [topic], options=ConsumeOptions(group=two, members=2))
+    places = Counter((record.partition, record.offset) for batch in run.batches() for record in batch.records())
+    members = Counter[int]()
+    owned: dict[int, list[int]] = {1: [], 2: []}
+    for (member, _, partition), span in sorted(run.report.spans.items()):
+        members[member] += span.records
+        owned[member].append(partition)
+    lab.table(f"{two}", ["member", "partitions", "records"], [(m, owned[m], n) for m, n in sorted(members.items())])
+    lab.check(f"{two}, two members: records read together", count, sum(members.values()))
+    lab.check("records that both have read", 0, sum(times - 1 for times in places.values()))
+    lab.check("records of the smaller part", between(1, count / 2), min(members.values()))
+
+    lab.step("A third group, new to an old topic", "It has no offsets yet, so it begins with the backlog.")
+    three = lab.group("lab-groups-three")
+    lab.shows(f"headrace consume {topic} --group {three}")
+    lab.check(f"{three}: records of the backlog", 2 * count, sum(1 for _ in consume(lab.cluster, topic, group=three)))
+    _killed(lab, topic)
+
+
+def _killed(lab: Workbench, topic: str) -> None:
+    lab.step(
+        "A consumer is killed and comes back", "SIGKILL while records come in; another process of the group goes on."
+    )
+    group = lab.group("lab-groups-killed")
+    first, second = lab.files / "first.ndjson", lab.files / "second.ndjson"
+    words = ("consume", topic, "--group", group, "--set", "session.timeout.ms=6000", "--json")
+    lab.shows(
+        f"headrace produce {topic} numbers.txt --rate {lab.p.rate} &",
+        f"headrace consume {topic} --group {group} --follow --json > first.ndjson &",
+        "kill -9 %2",
+        f"headrace consume {topic} --group {group} --until idle:8s --json > second.ndjson",
+    )
+    with Writer(lab.connection, topic, rate=lab.p.rate):
+        child = lab.process(*words, "--follow", output=first)
+        lab.until(lambda: _committed(lab, group) > 2 * lab.p.records, 60, "a commit of what comes in")
+        end(child, signal.SIGKILL)
+        stood = _committed(lab, group)
+        begun = _places(first)
+        back = lab.process(*words, "--until", "idle:8s", output=second)
+        lab.wait(lab.p.writing_s)
+    back.wait(120)
+    total = lab.admin.describe(topic).records or 0
+    resumed = _places(second)
+    lab.say(f"""When it was killed it had printed {len(begun):,} records, and its group stood at {stood:,}. The second
+        process read {len(resumed):,}.""")
+    lab.check("records that were never read", 0, total - len(begun | resumed))
+    lab.check(
+        "the second begins where the group stood", total - stood, len(resumed), look=f"headrace group describe {group}"
+    )
+    twice = len(begun & resumed)
+    lab.measure("records read twice", twice, "", "printed by the first, not yet committed when it died")
+    lab.check("records read twice: those not yet committed, no others", len(begun) - stood, twice)
+    lab.check("where the group stands now", total, _committed(lab, group))
+
+
+def _committed(lab: Workbench, group: str) -> int:
+    try:
+        with Groups(lab.cluster) as groups:
+            offsets = groups.describe(group).offsets or ()
+    except HeadraceError:
+        return 0
+    return sum(offset.committed or 0 for offset in offsets)
+
+
+def _places(file: Path) -> set[tuple[int, int]]:
+    """Partition and offset of each whole line; the last one may have been cut by the kill."""
+    found = set()
+    for line in file.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        found.add((record["partition"], record["offset"]))
+    return found
+
+
+LAB = Lab(
+    "S2",
+    ("S2.H", "S3.2"),
+    run,
+    parameters=(
+        Parameter("records", 1000, "records that are sent each time"),
+        Parameter("rate", 1000, "records a second while a consumer is killed", fast=300),
+        Parameter("writing_s", 8.0, "seconds of writing after it was killed", fast=2.0),
+    ),
+)

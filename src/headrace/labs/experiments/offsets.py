@@ -1,0 +1,85 @@
+"""A consumer goes back, skips forward, and finds a point in time.
+
+An offset is a record's number within its partition, given once and never changed. Because Kafka keeps records whether
+they were read or not, where a group reads next is a number that can be set: to the beginning, to the end, by so many
+records back, or to the first record of a moment in time.
+
+Here the records carry timestamps one second apart, so it can be said beforehand, to the record, what each move must
+give.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from headrace import consume, produce
+from headrace.labs.lab import Lab, Parameter
+from headrace.labs.workbench import Workbench
+from headrace.transport.groups import Groups, ResetTo
+from headrace.transport.produce import ProduceOptions
+from headrace.transport.shaping import Shaping
+
+_PARTITIONS = 3
+
+
+def run(lab: Workbench) -> None:
+    records = lab.p.records // _PARTITIONS * _PARTITIONS
+    each = records // _PARTITIONS
+    begin_ms = int(time.time() // 60 * 60 - 7200) * 1000
+    lab.step("Records one second apart", f"{each} in each of {_PARTITIONS} partitions, the n-th of them n seconds old.")
+    topic = lab.topic("timeline", partitions=_PARTITIONS)
+    lab.shows(f"headrace produce {topic} timeline.ndjson --timestamp-field at --route file.py:partition")
+    shaping = Shaping(timestamp_field="at", route=lambda record: record["n"] % _PARTITIONS)
+    report = produce(lab.cluster, topic, _records(records, begin_ms), options=ProduceOptions(shaping=shaping))
+    lab.check("records acknowledged", records, report.acknowledged)
+
+    lab.step("A group reads all of it, and the second time nothing", "Its offsets are committed: it stands at the end.")
+    group = lab.group("lab-offsets")
+    lab.shows(f"headrace consume {topic} --group {group}")
+    lab.check("records read the first time", records, _count(lab, topic, group))
+    lab.check("records read the second time", 0, _count(lab, topic, group))
+
+    middle = begin_ms + each // 2 * 1000
+    moment = datetime.fromtimestamp(middle / 1000, UTC).isoformat()
+    moves = [
+        ("beginning", "rewound to the beginning", records),
+        ("shift:-10", "ten records back in each partition", 10 * _PARTITIONS),
+        (str(each - 25), f"to offset {each - 25} of each partition", 25 * _PARTITIONS),
+        (moment, "to the first record of a moment", (each - each // 2) * _PARTITIONS),
+        ("end", "skipped to the end", 0),
+    ]
+    lab.step("The group is moved", "Each move is planned, shown, committed, and then the group reads on.")
+    rows = []
+    for to, words, expected in moves:
+        lab.shows(
+            f"headrace group reset {group} --to {to} --topic {topic} --yes", f"headrace consume {topic} --group {group}"
+        )
+        with Groups(lab.cluster) as groups:
+            plan = groups.plan_reset(group, ResetTo.parse(to), [(topic, None)])
+            groups.reset(group, plan)
+        seen = _count(lab, topic, group)
+        rows.append((words, [p.target for p in plan], seen))
+        lab.check(words, expected, seen, look=f"headrace group describe {group}")
+    lab.table("where each move led", ["move", "offsets", "records read"], rows)
+
+    lab.step("Without a group", "Whoever only looks names the place where to begin, and moves nobody.")
+    lab.shows(f"headrace consume {topic} --from {each - 5}", f"headrace consume {topic} --from {moment}")
+    from_offset = list(consume(lab.cluster, topic, start=str(each - 5)))
+    lab.check("from an offset", 5 * _PARTITIONS, len(from_offset))
+    lab.check("the lowest offset then", each - 5, min(record.offset for record in from_offset))
+    from_time = list(consume(lab.cluster, topic, start=moment))
+    lab.check("from a moment", (each - each // 2) * _PARTITIONS, len(from_time))
+    lab.check("the oldest timestamp then", middle, min(record.timestamp_ms for record in from_time))
+
+
+def _records(count: int, begin_ms: int) -> Iterator[dict[str, int]]:
+    return ({"n": n, "at": begin_ms + n // _PARTITIONS * 1000} for n in range(count))
+
+
+def _count(lab: Workbench, topic: str, group: str) -> int:
+    return sum(1 for _ in consume(lab.cluster, topic, group=group))
+
+
+LAB = Lab("S1", ("S1.5",), run, parameters=(Parameter("records", 1000, "records in all", fast=300),))

@@ -1,0 +1,109 @@
+"""What a topic stores, who has read it, and how to empty it.
+
+A consumer of a group that runs a second time reads nothing: its group stands at the end. The records are still there,
+on the brokers' disks; how many bytes that are is asked of the brokers themselves and compared with the files on disk
+(which are on this machine, so anyone can look). It is told now, and over time while records are written, in the form of
+a series: {"data": [{"timestamp": …, "value": …}]}.
+
+`topic clean` then empties the topic, either by reading and throwing away everything, or by having Kafka delete it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace import consume, produce
+from headrace.labs.expect import at_least, between
+from headrace.labs.figures import BLUE
+from headrace.labs.lab import Lab, Parameter
+from headrace.labs.workbench import Workbench
+from headrace.samples import breadcrumbs
+from headrace.transport.topics import TopicSize
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def run(lab: Workbench) -> None:
+    lab.step("Records are sent once and read twice, by the same group")
+    topic = lab.topic("stored", partitions=3)
+    sample = lab.files / "bcsample.json"
+    with sample.open("wb") as file:
+        size = breadcrumbs(lab.p.records, lab.seed).write(file).size_bytes
+    lab.shows(f"headrace sample breadcrumbs --records {lab.p.records} -o bcsample.json", "wc bcsample.json",
+              f"headrace produce {topic} bcsample.json")  # fmt: skip
+    lab.check("records acknowledged", lab.p.records, produce(lab.cluster, topic, sample).acknowledged)
+    group = lab.group("lab-storage")
+    lab.shows(f"headrace consume {topic} --group {group}", f"headrace consume {topic} --group {group}")
+    lab.check("records of the first run", lab.p.records, sum(1 for _ in consume(lab.cluster, topic, group=group)))
+    lab.check("records of the second run", 0, sum(1 for _ in consume(lab.cluster, topic, group=group)))
+    lab.check("records of a group that is new", lab.p.records, sum(1 for _ in consume(lab.cluster, topic)))
+
+    lab.step("Where are they?", "In files of the brokers, a copy on each replica.")
+    lab.shows(f"headrace topic size {topic} --json")
+    (told,) = lab.admin.topic_sizes([topic])
+    on_disk = _bytes_on_disk(lab, topic)
+    lab.table("bytes by broker", ["broker", "as the broker says", "its log files"],
+              [(broker, count, on_disk[broker]) for broker, count in told.broker_bytes.items()])  # fmt: skip
+    lab.output([str(told.to_json()["data"])])
+    lab.check("what brokers say is what lies on disk", on_disk, told.broker_bytes)
+    lab.check("bytes of one copy", between(0.9 * size, 1.2 * size, "bytes"), told.size_bytes)
+
+    lab.step("Over time, while records are written")
+    series = [told]
+    for _ in range(lab.p.rounds):
+        produce(lab.cluster, topic, sample)
+        series += lab.admin.topic_sizes([topic])
+    values = [each.size_bytes or 0 for each in series]
+    lab.output([str(point) for each in series for point in each.to_json()["data"]], most=6)
+    lab.check("each round adds as much as the first", between(0.95, 1.05, "times the first"),
+              (values[-1] - values[0]) / lab.p.rounds / values[0])  # fmt: skip
+    lab.figure("bytes", "Bytes of one copy of the topic over time", lambda figure: _draw(figure, series), height=2.8)
+    _clean(lab, topic)
+
+
+def _clean(lab: Workbench, topic: str) -> None:
+    total = lab.p.records * (lab.p.rounds + 1)
+    lab.step("Clean by reading", "Everything is read and thrown away; the records stay until retention removes them.")
+    lab.shows(f"headrace topic clean {topic} --read --yes")
+    lab.check("records read and thrown away", total, lab.admin.clean_topic(topic, how="read").records)
+    lab.check("records still there", total, lab.admin.describe(topic).records)
+    lab.step("Clean by deleting")
+    lab.shows(f"headrace topic clean {topic} --yes")
+    lab.check("records deleted", total, lab.admin.clean_topic(topic).records)
+    found = lab.admin.describe(topic)
+    lab.check("records left", 0, found.records)
+    lab.check("the numbering goes on", at_least(total), sum(p.end or 0 for p in found.partitions))
+    lab.check("records that a new consumer gets", 0, sum(1 for _ in consume(lab.cluster, topic)))
+
+
+def _bytes_on_disk(lab: Workbench, topic: str) -> dict[int, int]:
+    """The bytes of the log files of the topic, by broker, looked up in the data folders."""
+    sizes = {}
+    for node in lab.cluster.spec.brokers:
+        data = lab.cluster.home.node(node.name) / "data"
+        logs: list[Path] = [file for folder in data.glob(f"{topic}-*") for file in folder.glob("*.log")]
+        sizes[node.node_id] = sum(file.stat().st_size for file in logs)
+    return sizes
+
+
+def _draw(figure: Figure, series: list[TopicSize]) -> None:
+    axes = figure.subplots()
+    zero = series[0].at
+    axes.step([(each.at - zero).total_seconds() for each in series], [(each.size_bytes or 0) / 1000 for each in series],
+              where="post", marker="o", markersize=3, color=BLUE)  # fmt: skip
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("kB")
+    axes.set_ylim(0)
+
+
+LAB = Lab(
+    "S2",
+    ("S2.C",),
+    run,
+    parameters=(
+        Parameter("records", 1000, "breadcrumbs of the sample"),
+        Parameter("rounds", 10, "how often they are sent again while bytes are watched", fast=4),
+    ),
+)
