@@ -10,8 +10,9 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,10 @@ class Key:
     def variable(self) -> str:
         """`cluster.base_port` is HEADRACE_BASE_PORT in the environment."""
         return "HEADRACE_" + self.name.split(".", 1)[1].upper()
+
+
+#: Where a value may stand: what the place is called, and how it is looked for there.
+Places = Sequence[tuple[str, Callable[[Key], Any]]]
 
 
 def _whole(value: Any) -> int:
@@ -79,6 +84,12 @@ def _text(value: Any) -> str:
 
 
 def _properties(value: Any) -> dict[str, str]:
+    """A table of headrace.toml, or the text of an environment variable: `a.b=1 c.d="two words"`."""
+    if isinstance(value, str):
+        given = [word.partition("=") for word in shlex.split(value)]
+        if not all(name and equals for name, equals, _ in given):
+            raise ValueError("pairs name=value with blanks between them are expected")
+        return {name: text for name, _, text in given}
     if not isinstance(value, Mapping):
         raise ValueError("a table of Kafka properties is expected")  # noqa: TRY004 - one error type for wrong values
     flat: dict[str, str] = {}
@@ -160,7 +171,7 @@ def load(file: Path, flags: Flags | None = None, remembered: Flags | None = None
     """The settings that hold. `flags` and `remembered` are keyed like `cluster.brokers`; None means not given."""
     document = read_document(file)
     from_file = _settings(file, document)
-    places: list[tuple[str, Callable[[Key], Any]]] = [
+    places: Places = [
         ("flag", lambda key: (flags or {}).get(key.name)),
         ("environment", lambda key: os.environ.get(key.variable) or None),
         (file.name, lambda key: from_file.get(key.name)),
@@ -169,9 +180,8 @@ def load(file: Path, flags: Flags | None = None, remembered: Flags | None = None
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for key in KEYS:
-        values[key.name], origins[key.name] = _first(key, places, file)
-    values["cluster.kafka"], origin = _merged_properties(flags, from_file, remembered, file)
-    origins["cluster.kafka"] = origin
+        values[key.name], origins[key.name] = next(_given(key, places, file), (key.default, "default"))
+    values["cluster.kafka"], origins["cluster.kafka"] = _merged_properties(_BY_NAME["cluster.kafka"], places, file)
     rooms = {
         room: {name.split(".", 1)[1]: value for name, value in values.items() if name.startswith(room + ".")}
         for room in ("cluster", "runtime")
@@ -180,26 +190,23 @@ def load(file: Path, flags: Flags | None = None, remembered: Flags | None = None
     return Config(ClusterConfig(**rooms["cluster"]), RuntimeConfig(**rooms["runtime"]), origins, topics)
 
 
-def _first(key: Key, places: list[tuple[str, Callable[[Key], Any]]], file: Path) -> tuple[Any, str]:
+def _given(key: Key, places: Places, file: Path) -> Iterator[tuple[Any, str]]:
+    """The value in each place that has one, the first place first, and what the place is called."""
     for origin, look in places:
         given = look(key)
         if given is None or given == ():
             continue
         try:
-            return key.read(given), origin if origin != "environment" else f"environment ({key.variable})"
+            yield key.read(given), origin if origin != "environment" else f"environment ({key.variable})"
         except (ValueError, TypeError) as error:
             raise _wrong_value(key, given, origin, file, error) from None
-    return key.default, "default"
 
 
-def _merged_properties(
-    flags: Flags | None, from_file: Flags, remembered: Flags | None, file: Path
-) -> tuple[dict[str, str], str]:
+def _merged_properties(key: Key, places: Places, file: Path) -> tuple[dict[str, str], str]:
     """Kafka properties add up key by key; an empty value takes a property back."""
     merged: dict[str, str] = {}
     origins: list[str] = []
-    for origin, place in (("this cluster", remembered), (file.name, from_file), ("flag", flags)):
-        given = _properties((place or {}).get("cluster.kafka") or {})
+    for given, origin in reversed(list(_given(key, places, file))):
         if given:
             origins.append(origin)
             merged.update(given)

@@ -39,6 +39,24 @@ def test_a_value_comes_from_the_first_place_that_has_it(file: Path, monkeypatch:
     ]
 
 
+def test_kafka_properties_of_all_places_add_up(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_KAFKA", 'a=environment b=environment c="two words, quoted" d=')
+    config = loaded(
+        file,
+        '[cluster.kafka]\nb = "file"\nd = "file"\ne = "file"\n',
+        flags={"cluster.kafka": {"a": "flag"}},
+        remembered={"cluster.kafka": {"e": "remembered", "f": "remembered"}},
+    )
+    assert config.cluster.kafka == {
+        "a": "flag", "b": "environment", "c": "two words, quoted", "e": "file", "f": "remembered",
+    }  # fmt: skip
+    assert config.origins["cluster.kafka"] == "this cluster + headrace.toml + environment (HEADRACE_KAFKA) + flag"
+
+    monkeypatch.setenv("HEADRACE_KAFKA", "no pairs")
+    with pytest.raises(ConfigError, match="environment variable HEADRACE_KAFKA is 'no pairs'"):
+        loaded(file, "", flags={"cluster.kafka": {"a": "flag"}})
+
+
 def test_every_key_has_a_value_and_an_origin(file: Path) -> None:
     config = load(file)
     for key in KEYS:
@@ -75,7 +93,8 @@ def test_a_table_given_as_a_value_is_refused_in_words(file: Path) -> None:
         ("racks = 5", "a list is expected"),
         ("node_ids = [1, 'two']", "a whole number is expected"),
         ("node_ids = 7", "a list is expected"),
-        ("kafka = 'log.retention.ms=1'", "a table of Kafka properties is expected"),
+        ("kafka = 'log.retention.ms'", "pairs name=value with blanks between them are expected"),
+        ("kafka = 3", "a table of Kafka properties is expected"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_line(file: Path, line: str, why: str) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
 from headrace import __version__
 from headrace.cli.output import TerminalProgress, say, show_error
-from headrace.errors import HeadraceError, UsageError
+from headrace.cli.values import pairs
+from headrace.errors import Failed, HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from headrace.cluster import Cluster
@@ -76,6 +77,24 @@ class App:
         if not self.quiet:
             say(text)
 
+    def confirm(self, doomed: Sequence[str], *, yes: bool, verb: Literal["delete", "remove"] = "delete") -> None:
+        """Whoever is there has read what will go and agreed; else the command ends, and nothing has been done."""
+        for line in (f"this will be {verb}d:", *(f"  {line}" for line in doomed)):
+            # Whoever is asked must see what about, however quiet it shall be.
+            self.say(line) if yes else say(line)
+        if yes:
+            return
+        try:
+            agreed = click.confirm(f"{verb} it?", err=True)
+        except click.Abort:
+            if sys.stdin.isatty():
+                raise
+            raise UsageError(
+                f"nobody is there to be asked, so nothing was {verb}d", hint=f"--yes {verb}s it unasked"
+            ) from None
+        if not agreed:
+            raise Failed(f"nothing was {verb}d: the answer was no")
+
 
 def _remember(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
     def callback(context: click.Context, _: click.Parameter, value: Any) -> Any:
@@ -104,6 +123,14 @@ _ANY_KAFKA = (
     _option("-F", keeps="properties", metavar="FILE", type=click.Path(path_type=Path),
             help="Client properties, in librdkafka's names."),
 )  # fmt: skip
+client_settings = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    callback=pairs,
+    metavar="KEY=VALUE",
+    help="A native librdkafka property, repeatable.",
+)
 registry_option = _option(
     "--registry", keeps="registry_url", metavar="URL", help="Address of a schema registry. [default: the cluster's]"
 )

@@ -98,11 +98,7 @@ def down(app: App, wipe: bool, yes: bool) -> None:
     cluster = app.cluster()
     removed = cluster.wipeable() if wipe else []
     if removed:
-        app.say("this will be removed:")
-        for path, count in removed:
-            app.say(f"  {path}  {size(count)}")
-        if not yes:
-            click.confirm("remove it?", abort=True, err=True)
+        app.confirm([f"{path}  {size(count)}" for path, count in removed], yes=yes, verb="remove")
     cluster.down(wipe=wipe)
     app.say("removed: nothing of the cluster is left" if removed else "down: no process of the cluster is left")
 

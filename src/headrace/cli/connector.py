@@ -9,15 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.app import App, cli, everywhere
-from headrace.cli.output import print_json, print_table, say
+from headrace.cli.app import App, F, cli, everywhere
+from headrace.cli.output import counted, print_json, print_table, say
 from headrace.cli.values import pairs
 from headrace.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from headrace.transport.connectors import Connectors, ConnectorStatus
 
-_WHERE = click.option("--connect", "url", metavar="URL", help="Another Connect worker. [default: the cluster's]")
+
+def _any_worker(command: F) -> F:
+    """Adds the option of a command that works against any Connect worker, and those of every command."""
+    where = click.option("--connect", "url", metavar="URL", help="Another Connect worker. [default: the cluster's]")
+    return where(everywhere(click.pass_obj(command)))  # type: ignore[return-value]
+
+
+def _settings_options(command: F) -> F:
+    """Adds the two ways of giving a connector's settings."""
+    file = click.argument("file", type=click.Path(path_type=Path), required=False)
+    given = click.option(
+        "--set", "given", multiple=True, callback=pairs, metavar="KEY=VALUE", help="A setting, repeatable."
+    )
+    return file(given(command))
 
 
 @cli.group()
@@ -32,9 +45,7 @@ def _worker(app: App, url: str | None) -> Connectors:
 
 
 @connector.command("list")
-@_WHERE
-@everywhere
-@click.pass_obj
+@_any_worker
 def list_(app: App, url: str | None) -> None:
     """All connectors with their state."""
     worker = _worker(app, url)
@@ -49,9 +60,7 @@ def list_(app: App, url: str | None) -> None:
 
 
 @connector.command()
-@_WHERE
-@everywhere
-@click.pass_obj
+@_any_worker
 def plugins(app: App, url: str | None) -> None:
     """What the worker can make connectors of. Your own: headrace up --with connect --plugins DIR."""
     found = _worker(app, url).plugins()
@@ -78,11 +87,8 @@ def _settings(file: Path | None, given: dict[str, str]) -> tuple[str | None, dic
 
 @connector.command()
 @click.argument("name")
-@click.argument("file", type=click.Path(path_type=Path), required=False)
-@click.option("--set", "given", multiple=True, callback=pairs, metavar="KEY=VALUE", help="A setting, repeatable.")
-@_WHERE
-@everywhere
-@click.pass_obj
+@_settings_options
+@_any_worker
 def create(app: App, name: str, file: Path | None, given: dict[str, str], url: str | None) -> None:
     """Create and start a connector from a JSON file, from --set, or both.
 
@@ -99,11 +105,8 @@ def create(app: App, name: str, file: Path | None, given: dict[str, str], url: s
 
 
 @connector.command()
-@click.argument("file", type=click.Path(path_type=Path), required=False)
-@click.option("--set", "given", multiple=True, callback=pairs, metavar="KEY=VALUE", help="A setting, repeatable.")
-@_WHERE
-@everywhere
-@click.pass_obj
+@_settings_options
+@_any_worker
 def validate(app: App, file: Path | None, given: dict[str, str], url: str | None) -> None:
     """Check settings without creating anything; exit code 1 if any is wrong."""
     name, settings = _settings(file, given)
@@ -120,9 +123,7 @@ def validate(app: App, file: Path | None, given: dict[str, str], url: str | None
 
 @connector.command()
 @click.argument("name")
-@_WHERE
-@everywhere
-@click.pass_obj
+@_any_worker
 def status(app: App, name: str, url: str | None) -> None:
     """A connector and its tasks, with the errors in full."""
     found = _worker(app, url).status(name)
@@ -133,9 +134,7 @@ def status(app: App, name: str, url: str | None) -> None:
 
 @connector.command()
 @click.argument("name")
-@_WHERE
-@everywhere
-@click.pass_obj
+@_any_worker
 def offsets(app: App, name: str, url: str | None) -> None:
     """How far a connector has got, in its own words."""
     found = _worker(app, url).offsets(name)
@@ -148,17 +147,14 @@ def offsets(app: App, name: str, url: str | None) -> None:
 @connector.command()
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@_WHERE
-@everywhere
-@click.pass_obj
+@_any_worker
 def delete(app: App, name: str, yes: bool, url: str | None) -> None:
-    """Remove a connector; the records and files that it wrote stay."""
+    """Delete a connector; the records and files that it wrote stay."""
     worker = _worker(app, url)
-    worker.status(name)
-    if not yes:
-        click.confirm(f"remove the connector {name}?", abort=True, err=True)
+    found = worker.status(name)
+    app.confirm([f"{name}  {found.kind} connector, {counted(len(found.tasks), 'task')}"], yes=yes)
     worker.delete(name)
-    app.say(f"{name} is removed")
+    app.say(f"deleted: {name}")
 
 
 def _verb(verb: str, text: str) -> None:
@@ -166,9 +162,7 @@ def _verb(verb: str, text: str) -> None:
 
     @connector.command(verb, help=text)
     @click.argument("name")
-    @_WHERE
-    @everywhere
-    @click.pass_obj
+    @_any_worker
     def command(app: App, name: str, url: str | None) -> None:
         found: Any = getattr(_worker(app, url), verb)(name)
         _show(app, found)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import click
 
-from headrace.cli.app import App, any_kafka, cli
+from headrace.cli.app import App, any_kafka, cli, client_settings
 from headrace.cli.codecs import codec_options, codecs
 from headrace.cli.output import counted, say, size
 from headrace.cli.values import pairs
@@ -75,14 +75,7 @@ _BY_SUFFIX = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".ndjson": 
 )
 @codec_options
 @click.option("--check-order", metavar="FIELD", help="Verify that this field ascends within each key.")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    callback=pairs,
-    metavar="KEY=VALUE",
-    help="A native librdkafka property, repeatable.",
-)
+@client_settings
 @any_kafka
 @click.pass_obj
 def consume(app: App, /, topics: tuple[str, ...], **flags: Any) -> None:

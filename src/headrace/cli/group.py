@@ -9,7 +9,6 @@ import click
 
 from headrace.cli.app import App, Trunk, any_kafka, cli
 from headrace.cli.output import print_json, print_pairs, print_table
-from headrace.cli.topic import confirmed
 
 if TYPE_CHECKING:
     from headrace.transport.groups import GroupDescription, Groups, Member, PlannedOffset
@@ -196,7 +195,7 @@ def delete(app: App, names: tuple[str, ...], yes: bool) -> None:
     wanted = tuple(dict.fromkeys(names))
     with _groups(app) as groups:
         doomed = [groups.describe(name) for name in wanted]
-        confirmed(app, [_doomed(found) for found in doomed], yes=yes)
+        app.confirm([_doomed(found) for found in doomed], yes=yes)
         groups.delete(wanted)
     if app.json:
         print_json({"deleted": list(wanted)})

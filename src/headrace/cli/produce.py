@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.app import App, any_kafka, cli
+from headrace.cli.app import App, any_kafka, cli, client_settings
 from headrace.cli.codecs import codec_options, codecs
 from headrace.cli.output import counted, print_json, say, size
 from headrace.cli.values import every, pairs, span, whole_range, words
@@ -102,14 +102,7 @@ _SHAPES = ["lines", "ndjson", "array", "concatenated", "strings", "csv", "csv-no
     metavar="FILE",
     help="Where undelivered records are kept. [default: TOPIC.failed.ndjson]",
 )
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    callback=pairs,
-    metavar="KEY=VALUE",
-    help="A native librdkafka property, repeatable.",
-)
+@client_settings
 @any_kafka
 @click.pass_obj
 def produce(app: App, /, topic: str, file: str, **flags: Any) -> None:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.app import App, Trunk, any_registry, cli
+from headrace.cli.app import App, F, Trunk, any_registry, cli
 from headrace.cli.output import print_json, print_table
-from headrace.cli.topic import confirmed
 from headrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,20 +46,24 @@ def _references(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -
     return tuple(found)
 
 
-_kind = click.option(
-    "--type",
-    "kind",
-    type=click.Choice(["avro", "json-schema", "protobuf"]),
-    help="[default: by the suffix, else by the content]",
-)
-_reference = click.option(
-    "--reference",
-    "references",
-    multiple=True,
-    callback=_references,
-    metavar="NAME=SUBJECT:VERSION",
-    help="A schema that FILE uses by a name, repeatable.",
-)
+def _schema_file(command: F) -> F:
+    """Adds SUBJECT and FILE, what there is to say about the file, and the options of any registry."""
+    kind = click.option(
+        "--type",
+        "kind",
+        type=click.Choice(["avro", "json-schema", "protobuf"]),
+        help="[default: by the suffix, else by the content]",
+    )
+    reference = click.option(
+        "--reference",
+        "references",
+        multiple=True,
+        callback=_references,
+        metavar="NAME=SUBJECT:VERSION",
+        help="A schema that FILE uses by a name, repeatable.",
+    )
+    decorated = kind(reference(any_registry(click.pass_obj(command))))
+    return click.argument("subject")(click.argument("file", type=click.Path(path_type=Path))(decorated))  # type: ignore[return-value]
 
 
 def _read(file: Path, kind: str | None, references: tuple[Reference, ...]) -> Schema:
@@ -156,12 +159,7 @@ def _parsed(text: str) -> Any:
 
 
 @schema.command()
-@click.argument("subject")
-@click.argument("file", type=click.Path(path_type=Path))
-@_kind
-@_reference
-@any_registry
-@click.pass_obj
+@_schema_file
 def register(app: App, /, subject: str, file: Path, **given: Any) -> None:
     """Make FILE the next version of SUBJECT.
 
@@ -185,12 +183,7 @@ def register(app: App, /, subject: str, file: Path, **given: Any) -> None:
 
 
 @schema.command()
-@click.argument("subject")
-@click.argument("file", type=click.Path(path_type=Path))
-@_kind
-@_reference
-@any_registry
-@click.pass_obj
+@_schema_file
 def check(app: App, /, subject: str, file: Path, **given: Any) -> None:
     """Would SUBJECT take FILE? Nothing is registered; exit code 1 if it would not.
 
@@ -343,7 +336,7 @@ def delete(app: App, subject: str, version: int | None, hard: bool, yes: bool) -
         known = registry.versions(subject, deleted=hard)
         doomed = known if version is None else [version]
         how = "for good: records that carry its id may become unreadable" if hard else "softly: its id stays readable"
-        confirmed(app, [f"{subject} version {number}, {how}" for number in doomed], yes=yes)
+        app.confirm([f"{subject} version {number}, {how}" for number in doomed], yes=yes)
         gone = registry.delete(subject, version, hard=hard)
     if app.json:
         print_json({"subject": subject, "deleted": gone, "hard": hard})

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from headrace.cli.app import App, Trunk, any_kafka, cli
-from headrace.cli.output import duration, print_json, print_pairs, print_table, say, size
+from headrace.cli.output import duration, print_json, print_pairs, print_table, size
 from headrace.cli.values import pairs
 from headrace.errors import UsageError
 
@@ -30,23 +29,6 @@ def _admin(app: App) -> Admin:
     from headrace.transport.admin import Admin
 
     return Admin(app.connection())
-
-
-def confirmed(app: App, doomed: list[str], *, yes: bool) -> None:
-    """Whoever is there has read what will go and agreed; a refusal ends the command, and so does nobody being there."""
-    for line in ("this will be deleted:", *(f"  {line}" for line in doomed)):
-        # Whoever is asked must see what about, however quiet it shall be.
-        app.say(line) if yes else say(line)
-    if yes:
-        return
-    try:
-        agreed = click.confirm("delete it?", err=True)
-    except click.Abort:
-        if sys.stdin.isatty():
-            raise
-        raise UsageError("nobody is there to be asked, so nothing was done", hint="--yes does it unasked") from None
-    if not agreed:
-        raise UsageError("nothing was done: the answer was no")
 
 
 def _assignment(_: click.Context, __: click.Parameter, given: str | None) -> list[list[int]] | None:
@@ -275,7 +257,7 @@ def delete(app: App, names: tuple[str, ...], yes: bool) -> None:
     wanted = tuple(dict.fromkeys(names))
     with _admin(app) as admin:
         doomed = _holdings(app, admin, wanted)
-        confirmed(app, [f"{held['topic']}  {_amount(held)}" for held in doomed], yes=yes)
+        app.confirm([f"{held['topic']}  {_amount(held)}" for held in doomed], yes=yes)
         admin.delete_topics(wanted)
     if app.json:
         print_json({"deleted": doomed})
@@ -317,7 +299,7 @@ def clean(app: App, name: str, how: Literal["truncate", "read"], yes: bool) -> N
     with _admin(app) as admin:
         if how == "truncate":
             admin.require_truncatable(name)
-            confirmed(app, [f"{name}  {_amount(_holdings(app, admin, (name,))[0])}"], yes=yes)
+            app.confirm([f"{name}  {_amount(_holdings(app, admin, (name,))[0])}"], yes=yes)
         done = admin.clean_topic(name, how=how)
     if app.json:
         print_json({"topic": name, "how": how, "records": done.records, "bytes": done.size_bytes})
