@@ -12,9 +12,12 @@ the test is attached to the report. With `--headrace-bootstrap ADDRESS` the test
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,13 +59,32 @@ def headrace_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster | Conne
     cluster = Cluster(folder / "home", brokers=request.config.getoption("--headrace-brokers"), kafka=kafka)
     request.config.stash[_CLUSTER] = cluster
     keep = request.config.getoption("--headrace-keep")
+    with _ended_like_ctrl_c(signal.SIGTERM, signal.SIGHUP):
+        try:
+            cluster.up()
+            yield cluster
+        finally:
+            cluster.down(wipe=not keep)
+            if not keep:
+                shutil.rmtree(folder)
+
+
+@contextmanager
+def _ended_like_ctrl_c(*signals: signal.Signals) -> Iterator[None]:
+    """Whoever ends the test run from outside gets the clean end that Ctrl-C gets: no broker stays behind.
+
+    A signal that somebody else takes care of is left to them.
+    """
+    ours: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():  # only there may signals be taken
+        ours = [number for number in signals if signal.getsignal(number) == signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, signal.default_int_handler)
     try:
-        cluster.up()
-        yield cluster
+        yield
     finally:
-        cluster.down(wipe=not keep)
-        if not keep:
-            shutil.rmtree(folder)
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture

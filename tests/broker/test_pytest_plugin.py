@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -59,7 +62,38 @@ def test_a_cluster_of_its_own_is_started_mended_told_about_and_removed(
     home = next(line for line in done.outlines if "AssertionError: " in line).split()[2]
     assert Path(home).parent.parent == tmp_path
     assert not Path(home).parent.exists()
-    assert not [process for process in psutil.process_iter(["cmdline"]) if f"{MARKER}{home}" in str(process.info)]
+    assert not processes_of(home)
+
+
+_A_LONG_TEST = """
+import threading
+
+def test_that_takes_its_time(headrace_cluster):
+    print("home", headrace_cluster.home.root, flush=True)
+    threading.Event().wait(60)
+"""
+
+
+def test_a_run_that_is_terminated_leaves_no_cluster(
+    pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("HEADRACE_CACHE", str(_CACHE))
+    pytester.makepyfile(_A_LONG_TEST)
+    words = [sys.executable, "-m", "pytest", "-s", "--headrace-brokers=1", "-p", "no:cacheprovider"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout
+        home = next(line for line in running.stdout if "home " in line).split()[-1]
+        assert processes_of(home)
+        running.send_signal(signal.SIGTERM)
+        assert "KeyboardInterrupt" in running.stdout.read()
+    assert running.returncode == 2
+    assert not Path(home).exists()
+    assert not processes_of(home)
+
+
+def processes_of(home: str) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter(["cmdline"]) if f"{MARKER}{home}" in str(process.info)]
 
 
 def test_the_options_explain_themselves(pytester: pytest.Pytester) -> None:
