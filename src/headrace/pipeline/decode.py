@@ -117,10 +117,16 @@ def parsed(raw: DataFrame, given: Decode) -> DataFrame:
     what = "not a CSV line of the declared fields" if csv else "not a JSON object of the declared fields"
     reason = _no_text().when(broken, what)
     if not csv:
-        # The parser stops behind the first object; what follows would vanish.
-        ends = F.rtrim(text).endswith("}") & F.ltrim(text).startswith("{")
-        several = text.rlike(r"\}\s*\{") & F.from_json(F.concat(F.lit("["), text, F.lit("]")), "array<string>").isNull()
-        reason = reason.when(~ends | several, "more than one JSON object")
+        # The parser stops behind the first object; what follows would vanish. Most objects have one brace, at their
+        # end: only the others are worth a closer look.
+        blank = F.lit(" \t\r\n")
+        stripped = F.trim(text, blank)
+        one = F.instr(stripped, "}") == F.length(stripped)
+        whole = stripped.startswith("{") & stripped.endswith("}")
+        several = (
+            stripped.rlike(r"\}\s*\{") & F.from_json(F.concat(F.lit("["), text, F.lit("]")), "array<string>").isNull()
+        )
+        reason = reason.when(~(whole & (one | ~several)), "more than one JSON object, or text around it")
     fields = F.col("_made").dropFields(_CORRUPT)
     return frame.withColumns({"_fields": fields, "_undecoded": reason}).drop("_made", "_text")
 

@@ -3,10 +3,10 @@
 `Flow.sort_out` takes a batch as Kafka's source gives it and returns it with the declared columns and
 
     _topic _partition _offset _timestamp      which record it is
-    _outcome                                  written, filtered, dead, failed
+    _outcome                                  written, filtered, dead, late, failed
     _rule, _reason                            what decided that
     _warnings                                 rules with action warn that do not hold
-    _key _value _headers _timestamp_type      the original, of dead records only: the others need no room for it
+    _key _value _headers _timestamp_type      the original, of dead and late records: the others need no room for it
 
 Every record of the batch comes out exactly once. An expression that throws (a cast, a division) makes one dead record,
 not a dead pipeline: it is evaluated inside Spark's `TryEval`, as a struct, so that a failure (no struct) can be told
@@ -73,10 +73,10 @@ class Flow:
                     self._columns(selected).select(f"`{name}`")
         return steps
 
-    def sort_out(self, raw: DataFrame) -> DataFrame:
-        """Each record of the batch with its outcome."""
+    def sort_out(self, raw: DataFrame, late: Column | None = None) -> DataFrame:
+        """Each record of the batch with its outcome; `late` tells of a good row whether it comes too late."""
         decoded = self.decoder.decode(_record(raw))
-        return self._judged(self._selected(decoded))
+        return self._judged(self._selected(decoded), late)
 
     @property
     def columns(self) -> Any:
@@ -98,13 +98,28 @@ class Flow:
         frame = decoded
         made: dict[str, str] = {}
         for number, layer in enumerate(_layers(declaration.select, names)):
-            parts = ", ".join(f"{_quoted(name)}, {text}" for name, text in layer.items())
             before = {name: F.col(f"{column}.`{name}`") for name, column in made.items()}
-            frame = _with_scope(frame, before, f"_layer{number}", self._tried(f"named_struct({parts})"))
+            frame = self._with_layer(frame, before, f"_layer{number}", layer)
             made |= dict.fromkeys(layer, f"_layer{number}")
-        failed = self._failures(made)
+        failed = F.coalesce(*[F.col(f"{layer}_failed") for layer in dict.fromkeys(made.values())])
         columns = F.struct(*[F.col(f"{column}.`{name}`").alias(name) for name, column in made.items()])
         return frame.withColumns({"_columns": columns, "_unselected": failed})
+
+    def _with_layer(
+        self, frame: DataFrame, before: Mapping[str, Column], name: str, layer: Mapping[str, str]
+    ) -> DataFrame:
+        """`frame` with a struct of the layer's columns, computed where the fields and what came before can be named."""
+        kept = [F.col(f"_fields.`{field}`") for field in frame.select("_fields.*").columns if field not in before]
+        columns = frame.columns
+        scoped = frame.select(*columns, *kept, *[column.alias(earlier) for earlier, column in before.items()])
+        parts = ", ".join(f"{_quoted(column)}, {text}" for column, text in layer.items())
+        made = scoped.withColumn(name, self._tried(f"named_struct({parts})"))
+        # Looked at one by one only where the whole has failed.
+        guilty = [F.when(self._tried(f"named_struct('x', {text})").isNull(), column) for column, text in layer.items()]
+        reason = F.concat(F.lit("the expression failed of "), F.concat_ws(", ", *guilty))
+        return made.withColumn(f"{name}_failed", F.when(F.col(name).isNull(), reason)).select(
+            *columns, name, f"{name}_failed"
+        )
 
     def _check_select(self, decoded: DataFrame) -> None:
         frame = decoded.select("*", "_fields.*")
@@ -112,14 +127,6 @@ class Flow:
             with self._told("select", name):
                 frame.select(self._tried(text).alias(name))
                 frame = frame.withColumn(name, self._tried(text)) if name not in frame.columns else frame
-
-    def _failures(self, made: Mapping[str, str]) -> Column:
-        reason: Any = F
-        for layer in dict.fromkeys(made.values()):
-            names = ", ".join(name for name, column in made.items() if column == layer)
-            reason = reason.when(F.col(layer).isNull(), f"an expression failed, one of {names}")
-        found: Column = reason
-        return found
 
     def _stepped(self, decoded: DataFrame, step: Any, what: str) -> DataFrame:
         """A Python function in the place of a step: it sees the fields and the record's own columns."""
@@ -135,13 +142,13 @@ class Flow:
         columns = F.struct(*[F.col(f"`{name}`") for name in made.columns if not name.startswith("_")])
         return made.withColumns({"_columns": columns, "_unselected": F.lit(None).cast("string")})
 
-    def _judged(self, frame: DataFrame) -> DataFrame:
+    def _judged(self, frame: DataFrame, late: Column | None) -> DataFrame:
         # One struct first, its parts afterwards: written as one column each, Spark would judge once per column.
         judged = self._columns(frame, *IDENTITY, *_ORIGINAL, "_undecoded", "_unselected")
         if self.declaration.where_step is not None:
             judged = self.declaration.where_step(judged)
-        judged = judged.withColumn("_verdict", self._verdict())
-        dead = F.col("_verdict._outcome") == "dead"
+        judged = judged.withColumn("_verdict", self._verdict(late))
+        dead = F.col("_verdict._outcome").isin("dead", "late")
         return judged.select(
             *IDENTITY,
             F.col("_verdict._outcome"), F.col("_verdict._rule"), F.col("_verdict._reason"), self._warnings(),
@@ -149,7 +156,7 @@ class Flow:
             *[F.col(f"`{name}`") for name in judged.columns if not name.startswith("_")],
         )  # fmt: skip
 
-    def _verdict(self) -> Column:
+    def _verdict(self, late: Column | None) -> Column:
         """The first thing that is wrong decides."""
 
         def verdict(outcome: str, rule: Any, reason: Any) -> Column:
@@ -166,6 +173,8 @@ class Flow:
             if rule.action != "warn":
                 outcome = {"dead": "dead", "drop": "filtered", "fail": "failed"}[rule.action]
                 found = found.when(self._broken(rule), verdict(outcome, rule.name, f"not so: {rule.condition}"))
+        if late is not None:
+            found = found.when(late, verdict("late", "watermark", f"later than {self.declaration.watermark}"))
         return found.otherwise(verdict("written", None, None))
 
     def _warnings(self) -> Column:
@@ -223,14 +232,6 @@ def _record(raw: DataFrame) -> DataFrame:
         F.col("timestamp").alias("_timestamp"), F.col("timestampType").alias("_timestamp_type"),
         F.col("key").alias("_key"), F.col("value").alias("_value"), F.col("headers").alias("_headers"),
     )  # fmt: skip
-
-
-def _with_scope(frame: DataFrame, before: Mapping[str, Column], name: str, made: Column) -> DataFrame:
-    """`frame` with a column made where the fields can be named, and what was selected before in their place."""
-    kept = [F.col(f"_fields.`{field}`") for field in frame.select("_fields.*").columns if field not in before]
-    columns = frame.columns
-    scoped = frame.select(*columns, *kept, *[column.alias(earlier) for earlier, column in before.items()])
-    return scoped.withColumn(name, made).select(*columns, name)
 
 
 def _layers(select: Mapping[str, str], fields: list[str]) -> list[dict[str, str]]:

@@ -1,0 +1,353 @@
+"""Commands for pipelines: what is declared, what runs, how far it is, and what became of every record."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.cli.app import App, Trunk, any_kafka, cli, registry_option
+from headrace.cli.output import counted, duration, print_json, print_table, say
+from headrace.errors import Failed, UsageError
+from headrace.home import FILE, Home
+
+if TYPE_CHECKING:
+    from headrace.pipeline.ledger import BatchEntry
+    from headrace.pipeline.pipeline import Pipeline, RunReport
+    from headrace.transport.schemas import Registry
+
+_file = click.option(
+    "-f", "--file", type=click.Path(path_type=Path), help="The file that declares it. [default: headrace.toml upwards]"
+)
+_master = click.option("--master", metavar="URL", help="A Spark master, as in spark://host:7077. [default: local[*]]")
+_name = click.argument("name")
+
+
+@cli.group(cls=Trunk)
+def pipeline() -> None:
+    """Pipelines: Kafka to Spark to tables and topics, declared in headrace.toml, every record accounted for.
+
+    \b
+    headrace pipeline list                   what is declared, what runs
+    headrace pipeline explain breadcrumbs    the flow, and the schema at each step
+    headrace pipeline run breadcrumbs --once all that is there, then stop
+    headrace pipeline ledger breadcrumbs     what became of every record
+    """
+
+
+def _place(app: App, file: Path | None) -> tuple[Path, Home]:
+    """The file that is meant and the home where pipelines keep what they must remember."""
+    home = Home.find(app.home, file.parent if file else None)
+    path = file or home.config_file
+    if path.is_dir():
+        path = path / FILE
+    return path, home
+
+
+def _pipeline(app: App, file: Path | None, name: str) -> Pipeline:
+    from headrace.pipeline.pipeline import Pipeline
+
+    path, home = _place(app, file)
+    return Pipeline.from_file(path, name, home)
+
+
+def _registry(app: App, found: Pipeline) -> Registry | None:
+    """The registry, if the declaration needs one."""
+    declaration = found.declaration
+    needs = declaration.decode.format in {"avro", "json-schema", "protobuf"}
+    return app.registry() if needs or any(sink.format == "avro" for sink in declaration.sinks) else None
+
+
+@pipeline.command("list")
+@_file
+@any_kafka
+@click.pass_obj
+def list_(app: App, file: Path | None) -> None:
+    """What is declared, and the state of each."""
+    from headrace.pipeline.pipeline import all_of
+
+    path, home = _place(app, file)
+    rows = []
+    for found in all_of(path, home):
+        d, state = found.declaration, found.folder.state
+        running = found.folder.is_locked
+        rows.append(
+            {
+                "name": d.name, "from": ", ".join(d.topics), "into": ", ".join(sink.name for sink in d.sinks),
+                "trigger": d.trigger.kind if d.trigger.kind != "every" else f"{d.trigger.seconds:g} s",
+                "state": state.get("state", "never run") if running or state.get("state") != "running" else "cut off",
+            }
+        )  # fmt: skip
+    if app.json:
+        print_json(rows)
+        return
+    print_table(("name", "from", "into", "trigger", "state"), [list(row.values()) for row in rows])
+    if not rows:
+        app.say(f"{path} declares no pipeline: a [pipelines.NAME] table does")
+
+
+@pipeline.command()
+@_name
+@_file
+@registry_option
+@any_kafka
+@click.pass_obj
+def explain(app: App, name: str, file: Path | None) -> None:
+    """Draw the flow of NAME and the schema at each step; everything is checked, nothing runs."""
+    from headrace.pipeline.session import stop_spark
+
+    found = _pipeline(app, file, name)
+    registry = _registry(app, found)
+    spark = found.start_session(progress=app.progress)
+    try:
+        steps = found.explain(spark, registry)
+    finally:
+        stop_spark()
+    if app.json:
+        print_json({"name": name, "steps": [{"step": s, "schema": json.loads(t.json())} for s, t in steps]})
+        return
+    click.echo("\n".join(_drawn(found, steps)))
+
+
+def _drawn(found: Pipeline, steps: list[tuple[str, Any]]) -> list[str]:
+    d = found.declaration
+    dead = found.folder.dead_letters(d)
+    schema = dict(steps)
+    lines = [f"  {topic}" for topic in d.topics]
+    lines += ["  │", f"  ▼ decode {d.decode.format if d.decode.step is None else 'by a function'}"]
+    lines += [f"  │    {field.name:24} {field.dataType.simpleString()}" for field in schema["decode"].fields]
+    if d.select or d.select_step:
+        lines += ["  │", "  ▼ select"]
+        for field in schema["select"].fields:
+            text = d.select.get(field.name, "")
+            lines.append(f"  │    {field.name:24} {field.dataType.simpleString():12} {text}")
+    if d.where:
+        lines += ["  │", f"  ▼ where {d.where}"]
+    for rule in d.rules:
+        way = {"dead": "dead letters", "drop": "dropped", "warn": "counted, written", "fail": "the run stops"}
+        lines.append(f"  ├── not so: {rule.name:28} ▶ {way[rule.action]}")
+    lines.append(f"  ├── cannot be decoded or computed{'':9} ▶ dead letters: {dead.kind} {dead.target}")
+    for at, sink in enumerate(d.sinks):
+        branch = "└" if at == len(d.sinks) - 1 else "├"
+        how = f"  {sink.aggregate.mode} by {', '.join(sink.aggregate.by)}" if sink.aggregate else ""
+        lines.append(f"  {branch}─▶ {sink.kind} {sink.name}{how}")
+    return lines
+
+
+@pipeline.command()
+@_name
+@click.option("--once", is_flag=True, help="All that is there, then stop, whatever trigger is declared.")
+@_file
+@_master
+@registry_option
+@any_kafka
+@click.pass_obj
+def run(app: App, name: str, once: bool, file: Path | None, master: str | None) -> None:
+    """Run NAME here until Ctrl-C, or until all that is there has gone through.
+
+    \b
+    headrace pipeline run breadcrumbs --once
+    headrace pipeline run breadcrumbs --bootstrap kafka.example:9092 --master spark://spark.example:7077
+    """
+    from headrace.pipeline.declaration import Trigger
+    from headrace.pipeline.run import RunOptions
+    from headrace.pipeline.session import stop_spark
+
+    found = _pipeline(app, file, name)
+    connection, registry = app.connection(), _registry(app, found)
+    began = time.monotonic()
+    spark = found.start_session(master, app.progress)
+    app.say(f"Spark {spark.version} is ready after {time.monotonic() - began:.1f} s")
+    display = _Display(app)
+    options = RunOptions(Trigger("once") if once else None, say=app.say, on_batch=display.batch, show=_show_rows)
+    try:
+        begun = found.begin(spark, connection, registry, options)
+        try:
+            begun.wait()
+        except KeyboardInterrupt:
+            app.say("stopping after the batch at work; Ctrl-C again leaves it to the next run")
+            begun.stop()
+    finally:
+        display.close()
+        stop_spark()
+    report = found.report(begun.name)
+    _show_report(app, report, time.monotonic() - began)
+
+
+class _Display:
+    """What a run says while it works: a line that changes on a terminal, a line per batch elsewhere."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.read = self.dead = 0
+        self.live = sys.stderr.isatty() and not app.quiet and not app.json
+
+    def batch(self, entry: BatchEntry) -> None:
+        self.read += entry.delivered
+        dead = entry.total("dead") + entry.total("late")
+        self.dead += dead
+        rate = entry.delivered / max(entry.seconds, 0.001)
+        text = (
+            f"batch {entry.batch}: {counted(entry.delivered, 'record')} in {entry.seconds:.1f} s ({rate:,.0f}/s), "
+            f"{entry.total('written'):,} written, {dead:,} dead or late; {self.read:,} read in all"
+        )
+        if self.live:
+            click.echo(f"\r\x1b[2K{text}", nl=False, err=True)
+        else:
+            self.app.say(text)
+
+    def close(self) -> None:
+        if self.live and self.read:
+            say("")
+
+
+def _show_rows(title: str, rows: list[dict[str, Any]]) -> None:
+    say(title)
+    if rows:
+        print_table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def _show_report(app: App, report: RunReport, seconds: float) -> None:
+    line = report.run
+    if app.json:
+        print_json({**line.document(), "seconds": round(seconds, 3), "partitions": [_line(x) for x in report.ledger]})
+        return
+    print_table(_LEDGER, [_cells(entry) for entry in report.ledger])
+    state = click.style("balanced", fg="green") if line.balanced else click.style("NOT BALANCED", fg="red")
+    app.say(f"{counted(line.read, 'record')} read, {state}, {seconds:.1f} s")
+
+
+_LEDGER = ("topic", "partition", "offsets", "read", "written", "dead", "late", "filtered", "duplicate", "balanced")
+
+
+def _cells(line: Any) -> list[object]:
+    span = f"{line.first} to {line.next - 1}" if line.next > line.first else "-"
+    counts = [line.read, line.written, line.dead, line.late, line.filtered, line.duplicate]
+    return [line.topic, line.partition, span, *[f"{count:,}" for count in counts], "yes" if line.balanced else "NO"]
+
+
+def _line(line: Any) -> dict[str, Any]:
+    return {**vars(line), "balanced": line.balanced}
+
+
+@pipeline.command()
+@_name
+@_file
+@_master
+@registry_option
+@any_kafka
+@click.pass_obj
+def start(app: App, name: str, file: Path | None, master: str | None) -> None:
+    """Run NAME in the background. Pipelines share one Spark driver: the second one starts at once."""
+    from headrace.pipeline.driver import Driver
+
+    found = _pipeline(app, file, name)
+    connection, registry = app.connection(), _registry(app, found)
+    if found.folder.is_locked:
+        app.say(f"{name} runs already")
+        return
+    began = time.monotonic()
+    Driver(found.home).start(
+        found.folder,
+        {
+            "file": str((found.declaration.file or Path()).absolute()), "bootstrap": connection.bootstrap,
+            "properties": dict(connection.properties), "registry": registry.url if registry else None,
+            "master": master,
+        },
+    )  # fmt: skip
+    app.say(f"{name} runs in the background, after {time.monotonic() - began:.1f} s; headrace pipeline status {name}")
+
+
+@pipeline.command()
+@click.argument("name", required=False)
+@click.option("--all", "everything", is_flag=True, help="Every pipeline, and the Spark driver with them.")
+@_file
+@any_kafka
+@click.pass_obj
+def stop(app: App, name: str | None, everything: bool, file: Path | None) -> None:
+    """Stop NAME after the batch at work; it goes on from there the next time."""
+    from headrace.pipeline.driver import Driver
+    from headrace.pipeline.pipeline import all_of
+
+    path, home = _place(app, file)
+    driver = Driver(home)
+    if everything == bool(name):
+        raise UsageError("which pipeline?", hint="headrace pipeline stop NAME, or --all")
+    found = all_of(path, home) if everything else [_pipeline(app, file, name or "")]
+    for each in found:
+        if driver.stop(each.folder):
+            app.say(f"{each.name} has stopped")
+        elif each.folder.is_locked:
+            raise Failed(
+                f"{each.name} does not run in the background",
+                why=each.folder.lock_file.read_text(encoding="utf-8") + " runs it",
+                hint="Ctrl-C in its terminal",
+            )
+        elif not everything:
+            app.say(f"{each.name} did not run")
+    if everything:
+        driver.end()
+
+
+@pipeline.command()
+@click.argument("name", required=False)
+@click.option("-n", "--lines", type=click.IntRange(1), default=40, show_default=True)
+@_file
+@any_kafka
+@click.pass_obj
+def logs(app: App, name: str | None, lines: int, file: Path | None) -> None:
+    """What the background driver and Spark have said; NAME only looks for its lines."""
+    from headrace.pipeline.driver import Driver
+
+    _, home = _place(app, file)
+    driver = Driver(home)
+    for log in (driver.log, driver.folder / "spark" / "spark.log", home.root / "spark" / "spark.log"):
+        if log.is_file():
+            said = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            said = [line for line in said if not name or name in line or log.name == "spark.log"]
+            click.echo("\n".join([f"==> {log} <==", *said[-lines:]]))
+
+
+@pipeline.command()
+@_name
+@click.option("--run", "wanted", metavar="RUN", help="One run only; `last` is the latest.")
+@click.option("--by-rule", is_flag=True, help="What was not written, by the rule that decided it.")
+@_file
+@any_kafka
+@click.pass_obj
+def ledger(app: App, name: str, wanted: str | None, by_rule: bool, file: Path | None) -> None:
+    """What became of every record of NAME: read = written + dead + late + filtered + duplicate.
+
+    The exit code is 1 if a run does not balance.
+    """
+    found = _pipeline(app, file, name)
+    book = found.ledger
+    runs = book.runs()
+    if not runs:
+        raise UsageError(f"{name} has never run", hint=f"headrace pipeline run {name} --once")
+    if wanted == "last":
+        wanted = runs[-1].run
+    if wanted and wanted not in {line.run for line in runs}:
+        raise UsageError(f"there is no run {wanted!r}", hint=f"the latest is {runs[-1].run}")
+    chosen = [line for line in runs if not wanted or line.run == wanted]
+    lines = book.lines(wanted)
+    wrong = [text for line in chosen for text in line.unbalanced]
+    if app.json:
+        documents = [
+            {**line.document(), "partitions": [_line(entry) for entry in lines if entry.run == line.run]}
+            for line in chosen
+        ]
+        print_json({"name": name, "balanced": not wrong, "runs": documents})
+    elif by_rule:
+        print_table(("outcome", "rule", "records"), [(o, r, f"{n:,}") for o, r, n in book.by_rule(wanted)])
+    else:
+        print_table(("run", *_LEDGER), [[line.run, *_cells(line)] for line in lines])
+        for line in chosen:
+            ended = duration(line.ended - line.started) if line.ended else "-"
+            app.say(f"{line.run}: {line.state}, {line.batches} batches, {line.read:,} read, {ended}")
+    if wrong:
+        raise Failed(f"the ledger of {name} does not balance", why="; ".join(wrong[:5]))

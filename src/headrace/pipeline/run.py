@@ -1,0 +1,470 @@
+"""One run of a pipeline: a Spark query that takes batch after batch, and the account of each.
+
+A batch is read and sorted out once and kept; whatever follows (counts, sinks, dead letters) looks at the kept rows.
+Within a batch the order is: count, object (a rule with action `fail`), sinks, dead letters, ledger. Spark then commits
+the batch; if anything fails or is killed before that, the whole batch is replayed, and what a sink has taken already it
+does not take again.
+
+When Kafka or the registry is away, the run waits, says so, and goes on from its checkpoint. Everything else ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.errors import Failed, HeadraceError, Unreachable, UsageError
+from headrace.home import write_json
+from headrace.pipeline import aggregate, sinks, source
+from headrace.pipeline.declaration import Declaration, Trigger
+from headrace.pipeline.decode import decoder
+from headrace.pipeline.flow import Flow, in_words
+from headrace.pipeline.folder import PipelineFolder
+from headrace.pipeline.ledger import BatchEntry, Ledger, SinkCount
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming import StreamingQuery
+
+    from headrace.transport.client import Connection
+    from headrace.transport.schemas import Registry
+
+_AWAY = ("TimeoutException", "DisconnectException", "BrokerNotAvailable", "No resolvable bootstrap", "UnknownHost")
+_ASK_EVERY_S = 1.0
+
+
+@dataclass
+class RunOptions:
+    """How a run is to go, beside what is declared."""
+
+    trigger: Trigger | None = None
+    #: Words for a person: what the run waits for, what changed.
+    say: Callable[[str], None] = lambda _: None
+    #: Called after every batch.
+    on_batch: Callable[[BatchEntry], None] = lambda _: None
+    #: Called with the rows that a console sink shows.
+    show: Callable[[str, list[dict[str, Any]]], None] | None = None
+    #: How long to wait for a Kafka that is away; None: for ever.
+    patience_s: float | None = None
+    spark_conf: dict[str, str] = field(default_factory=dict)
+
+
+class _StopAsked(Exception):
+    """The run was asked to stop before this batch began."""
+
+
+class Run:
+    """A pipeline at work. `start`, then `wait` or `stop`; used once."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        declaration: Declaration,
+        folder: PipelineFolder,
+        connection: Connection,
+        registry: Registry | None = None,
+        options: RunOptions | None = None,
+    ) -> None:
+        # A session of its own: settings of one pipeline are not those of its neighbour on the same driver.
+        self.spark = spark.newSession()
+        self.declaration = declaration
+        self.folder = folder
+        self.connection = connection
+        self.registry = registry
+        self.options = options or RunOptions()
+        self.trigger = self.options.trigger or declaration.trigger
+        self.name = time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + uuid.uuid4().hex[:4]
+        self.ledger = Ledger(folder.root)
+        self.dead_letters = folder.dead_letters(declaration)
+        self.batches = 0
+        self.error: HeadraceError | None = None
+        self.query: StreamingQuery | None = None
+        self._flow: Flow | None = None
+        self._epoch = 0
+        self._fresh = True
+        self._cause: Exception | None = None
+        self._stop = threading.Event()
+        self._held = ExitStack()
+        self._thread: threading.Thread | None = None
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> Flow:
+        """Everything that can be wrong without a record being read has been looked at."""
+        from headrace.pipeline.flow import SETTINGS
+
+        for name, value in {**SETTINGS, **self.declaration.spark}.items():
+            with suppress(PySparkException):  # a setting of the whole session was given when it started
+                self.spark.conf.set(name, value)
+        flow = Flow(self.spark, self.declaration, decoder(self.spark, self.declaration, self.registry))
+        steps = flow.check()
+        columns = "_topic string, _partition int, _offset long, _timestamp timestamp"
+        empty = self.spark.createDataFrame([], columns).join(self.spark.createDataFrame([], steps[-1][1]))
+        self._check_sinks(empty)
+        return flow
+
+    def _check_sinks(self, rows: DataFrame) -> None:
+        for sink in self.declaration.sinks:
+            try:
+                shaped = sinks.shape(sink, rows.where(sink.where) if sink.where else rows)
+                if sink.kind == "topic" and sink.format == "json":
+                    sinks.as_records(sink, shaped)
+            except PySparkException as error:
+                raise self.declaration.wrong(in_words(error), "into") from None
+        aggregate.check(self.spark, self.declaration, rows)
+
+    def start(self) -> None:
+        """The query runs, in a thread of its own; nobody else can run this pipeline meanwhile."""
+        self._held.enter_context(self.folder.lock())
+        try:
+            self._wait_for_kafka(first=True)
+            self._flow = self.prepare()
+            self._prepare_places()
+            self.ledger.prepare()
+            self._epoch = self.folder.epoch
+            self.ledger.begin(self.name, self.trigger.kind, self.spark.sparkContext.master)
+            self._say_state("running")
+        except BaseException:
+            self._held.close()
+            raise
+        self._thread = threading.Thread(target=self._live, name=f"pipeline-{self.declaration.name}", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """True when the run has ended; its error is raised."""
+        assert self._thread is not None
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return False
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def stop(self) -> None:
+        """The run ends after the batch at work; what was not begun is read the next time."""
+        self._stop.set()
+        query = self.query
+        if query is not None and self.trigger.kind == "realtime":
+            query.stop()
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _live(self) -> None:
+        try:
+            self._go_on()
+            state = "stopped" if self._stop.is_set() else "finished"
+        except HeadraceError as error:
+            self.error, state = error, "failed"
+        except Exception as error:
+            self.error, state = Failed(f"pipeline {self.declaration.name} failed", why=in_words(error)), "failed"
+        try:
+            unbalanced = self.unbalanced
+            if unbalanced and self.error is None:
+                self.error = Failed(f"the ledger of {self.declaration.name} does not balance", why=unbalanced[0])
+                state = "failed"
+            self.ledger.end(self.name, state, str(self.error) if self.error else None)
+            self._say_state(state)
+        finally:
+            self._held.close()
+
+    @property
+    def unbalanced(self) -> tuple[str, ...]:
+        return next((line.unbalanced for line in self.ledger.runs() if line.run == self.name), ())
+
+    def _go_on(self) -> None:
+        """The query, started again from its checkpoint as often as Kafka was away."""
+        while True:
+            self._fresh = True
+            self.query = self._start_query()
+            try:
+                self._watch(self.query)
+            except PySparkException as error:
+                if self._stop.is_set() and "_StopAsked" in str(error):
+                    return
+                cause, self._cause = self._cause or error, None
+                if not _is_away(cause):
+                    raise cause if isinstance(cause, HeadraceError) else self._in_words(cause) from cause
+                self._wait_for_kafka()
+                continue
+            return
+
+    def _watch(self, query: StreamingQuery) -> None:
+        while not query.awaitTermination(1):
+            # Asked between two batches, the query is idle and nothing has to be replayed.
+            if self._stop.is_set() and not query.status["isTriggerActive"]:
+                query.stop()
+
+    def _start_query(self) -> StreamingQuery:
+        from headrace.pipeline import realtime, watermark
+
+        if self.trigger.kind == "realtime":
+            return realtime.start(self)
+        stream = self.read_stream()
+        if self.declaration.streaming_aggregate is not None:
+            return watermark.start(self, stream)
+        return self.start_writer(stream.writeStream.foreachBatch(self._take))
+
+    def read_stream(self, *, latency: bool = False) -> DataFrame:
+        options = source.options(self.declaration, self.connection, latency=latency)
+        return self.spark.readStream.format("kafka").options(**options).load()
+
+    def start_writer(self, writer: Any) -> StreamingQuery:
+        """The query of that writer, with our checkpoint, name and trigger."""
+        if self.trigger.kind == "once":
+            writer = writer.trigger(availableNow=True)
+        elif self.trigger.kind == "every":
+            writer = writer.trigger(processingTime=f"{self.trigger.seconds} seconds")
+        checkpoint = self.folder.checkpoint(self.declaration)
+        query: StreamingQuery = writer.option("checkpointLocation", checkpoint).queryName(self.declaration.name).start()
+        return query
+
+    # -- a batch -----------------------------------------------------------------------------------------------------
+
+    @property
+    def flow(self) -> Flow:
+        assert self._flow is not None
+        return self._flow
+
+    def _take(self, raw: DataFrame, number: int) -> None:
+        """One batch: sorted out, counted, written, accounted for."""
+        if self._stop.is_set():
+            raise _StopAsked
+        began = time.monotonic()
+        batch = self.batch(raw.sparkSession, number)
+        with self.culprit():
+            entry = self.process(raw, batch)
+        entry.seconds = time.monotonic() - began
+        self.enter(entry)
+
+    @contextmanager
+    def culprit(self) -> Iterator[None]:
+        """What goes wrong in a batch is remembered as it was: Spark hands back a text that contains it somewhere."""
+        try:
+            yield
+        except Exception as error:
+            self._cause = error
+            raise
+
+    def batch(self, spark: SparkSession, number: int) -> sinks.Batch:
+        return sinks.Batch(
+            spark=spark, declaration=self.declaration, number=number, run=self.name, writer=self._writer,
+            connection=self.connection, registry=self.registry, replaying=self._fresh,
+            tasks=self._tasks, show=self.options.show,
+        )  # fmt: skip
+
+    @property
+    def _writer(self) -> str:
+        """What sinks remember batches by: the checkpoint's own id, and how often it was rewound."""
+        assert self.query is not None
+        return f"headrace/{self.declaration.name}/{self.query.id}/{self._epoch}"
+
+    @property
+    def _tasks(self) -> int:
+        """Tasks that write to Kafka: few, and the same number for every batch of a checkpoint."""
+        return 2
+
+    def process(self, raw: DataFrame, batch: sinks.Batch, late: Column | None = None) -> BatchEntry:
+        """The sinks have the batch; the entry says what became of each record."""
+        delivered = Observation()
+        counted = raw.observe(delivered, F.count(F.lit(1)).alias("rows"))
+        kept, entry = self._sorted_out(counted, batch, late)
+        try:
+            entry.delivered = int(delivered.get["rows"])
+            self.finish(kept, entry, batch)
+        finally:
+            kept.unpersist()
+        return entry
+
+    def finish(self, kept: DataFrame, entry: BatchEntry, batch: sinks.Batch) -> None:
+        """Sinks and dead letters have their rows."""
+        self._object(entry)
+        batch.written = entry.total("written")
+        if batch.written:
+            rows = kept.where("_outcome = 'written'")
+            entry.sinks += [sinks.write(sink, rows, batch) for sink in self._row_sinks]
+        self._bury(kept, entry, batch)
+
+    @property
+    def _row_sinks(self) -> list[Any]:
+        stateful = self.declaration.streaming_aggregate
+        return [sink for sink in self.declaration.sinks if sink is not stateful]
+
+    def _sorted_out(self, raw: DataFrame, batch: sinks.Batch, late: Column | None) -> tuple[DataFrame, BatchEntry]:
+        """The batch with its outcomes, kept for all who look at it, and its counts."""
+        while True:
+            kept = self.flow.sort_out(raw, late).persist()
+            try:
+                entry = self.count(kept, batch)
+                strange = entry.total("dead") and any(rule == "decode" for *_, rule in entry.counts)
+                if not strange or not self.flow.decoder.learn(kept.where("_rule = 'decode'")):
+                    break
+            except BaseException:
+                kept.unpersist()
+                raise
+            kept.unpersist()  # schemas were met for the first time: the same batch again, knowing them
+        if self.declaration.deduplicate is not None:
+            from headrace.pipeline import duplicates
+
+            return duplicates.set_aside(kept, batch, self)
+        return kept, entry
+
+    def count(self, kept: DataFrame, batch: sinks.Batch) -> BatchEntry:
+        """What the batch holds, per partition, outcome and rule."""
+        entry = BatchEntry(batch.number, self._epoch)
+        grouped = kept.groupBy("_topic", "_partition", "_outcome", "_rule").agg(
+            F.count(F.lit(1)).alias("records"), F.min("_offset").alias("first"), F.max("_offset").alias("last"),
+            F.sum(F.when(F.size("_warnings") > 0, F.size("_warnings")).otherwise(0)).alias("warnings"),
+        )  # fmt: skip
+        for row in grouped.collect():
+            place = (row["_topic"], row["_partition"])
+            entry.counts[(*place, row["_outcome"], row["_rule"] or "")] = row["records"]
+            entry.warnings += row["warnings"]
+            first, after, records = entry.spans.get(place, (row["first"], 0, 0))
+            entry.spans[place] = (min(first, row["first"]), max(after, row["last"] + 1), records + row["records"])
+        return entry
+
+    def _object(self, entry: BatchEntry) -> None:
+        """A rule with action `fail` that does not hold ends the run before anything of the batch is written."""
+        broken = {rule: n for (_, _, outcome, rule), n in entry.counts.items() if outcome == "failed"}
+        if broken:
+            rule, records = next(iter(broken.items()))
+            raise Failed(
+                f"{self.declaration.place('expect', rule)}: expectation {rule!r} does not hold",
+                why=f"for {records:,} records of batch {entry.batch}; its action is fail, so nothing of it was written",
+                hint='mend the data or the rule; action = "dead" would set such records aside and go on',
+            )
+
+    def _bury(self, kept: DataFrame, entry: BatchEntry, batch: sinks.Batch) -> None:
+        """Dead and late records are where they can be found again."""
+        expected = entry.total("dead") + entry.total("late")
+        if not expected:
+            return
+        from headrace.pipeline import dead_letters
+        from headrace.pipeline.kafka_sink import KafkaTarget, write_exactly_once
+
+        rows = kept.where("_outcome in ('dead', 'late')")
+        place = self.dead_letters
+        if place.kind == "topic":
+            target = KafkaTarget(
+                self.connection, batch.writer_of(place.target), batch.number, tasks=batch.tasks,
+                replaying=batch.replaying,
+            )  # fmt: skip
+            letters = dead_letters.as_letters(rows, place.target, self.declaration.name, self.name)
+            made = write_exactly_once(letters, target)
+            written = None if made.replayed else made.records
+        else:
+            letters = dead_letters.as_rows(rows, self.declaration.name, self.name)
+            written = sinks.write_delta(place.target, letters, batch)
+        entry.sinks.append(
+            SinkCount("dead letters", expected, expected if written is None else written, replayed=written is None)
+        )
+
+    def enter(self, entry: BatchEntry) -> None:
+        """The batch is in the ledger, and whoever watches is told."""
+        self.ledger.enter(self.name, entry)
+        self.batches += 1
+        self._fresh = False
+        self._say_state("running", batch=entry.batch)
+        self.options.on_batch(entry)
+
+    # -- around it ---------------------------------------------------------------------------------------------------
+
+    def _prepare_places(self) -> None:
+        """Topics that are written to exist."""
+        from headrace.pipeline import kafka_sink
+        from headrace.transport.admin import Admin, NewTopic
+
+        wanted = [sink.target for sink in self.declaration.sinks if sink.kind == "topic"]
+        if self.dead_letters.kind == "topic":
+            wanted.append(self.dead_letters.target)
+        if not wanted:
+            return
+        with Admin(self.connection) as admin:
+            partitions = max(len(topic.partitions) for topic in admin.require_topics(self.declaration.topics))
+            replication = min(3, len(admin.brokers()))
+            for name in wanted:
+                # A dead letter is as large as its original, and carries more headers.
+                configs = {"max.message.bytes": str(32 << 20)} if name == self.dead_letters.target else {}
+                admin.ensure_topic(NewTopic(name, partitions, replication, configs))
+        if self.trigger.kind != "realtime":
+            kafka_sink.prepare(self.connection)
+
+    def _wait_for_kafka(self, *, first: bool = False) -> None:
+        """Kafka answers and has the topics."""
+        from headrace.transport.admin import Admin
+
+        began, told = time.monotonic(), False
+        while not self._stop.is_set():
+            try:
+                with Admin(self.connection, timeout_s=5) as admin:
+                    admin.require_topics(self.declaration.topics)
+            except Unreachable as error:
+                waited = time.monotonic() - began
+                if self.options.patience_s is not None and waited > self.options.patience_s:
+                    raise
+                if not told:
+                    self.options.say(f"waiting for Kafka at {self.connection.bootstrap}: {error.why}")
+                    self._say_state("waiting")
+                    told = True
+                self._stop.wait(_ASK_EVERY_S)
+            except UsageError:
+                if first:
+                    raise
+                raise Failed(
+                    f"a topic of pipeline {self.declaration.name} is gone",
+                    why="it was deleted while the pipeline ran",
+                    hint="create it again, or change `from`",
+                ) from None
+            else:
+                if told:
+                    self.options.say("Kafka answers again: going on")
+                    self._say_state("running")
+                return
+
+    def _in_words(self, error: Exception) -> HeadraceError:
+        text = str(error)
+        log = self.folder.root.parent.parent / "spark" / "spark.log"
+        if "data loss" in text.lower() or "failOnDataLoss" in text:
+            return Failed(
+                f"records that pipeline {self.declaration.name} has not read are gone",
+                why=_lost_ranges(text),
+                hint=f"headrace pipeline status {self.declaration.name} names the ranges; headrace pipeline checkpoint "
+                f"rewind {self.declaration.name} --to beginning goes on with what is there",
+                log=log,
+            )
+        if "No space left on device" in text:
+            return Failed(
+                f"pipeline {self.declaration.name} stopped: the disk is full",
+                why="nothing of the batch counts as done; it is taken again at the next start",
+                hint="make room, then start it again",
+            )
+        return Failed(f"pipeline {self.declaration.name} failed", why=in_words(error)[:500], log=log)
+
+    def _say_state(self, state: str, **more: Any) -> None:
+        document = {
+            "state": state, "run": self.name, "pid": os.getpid(), "at": time.time(), "batches": self.batches,
+            "trigger": self.trigger.kind, "error": str(self.error) if self.error else None, **more,
+        }  # fmt: skip
+        write_json(self.folder.state_file, document)
+
+
+def _is_away(error: Exception) -> bool:
+    return isinstance(error, Unreachable) or any(sign in str(error) for sign in _AWAY)
+
+
+def _lost_ranges(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if "offset" in line.lower() and len(line) < 400]
+    return "; ".join(dict.fromkeys(lines[:3])) or in_words(Exception(text))[:300]

@@ -1,0 +1,232 @@
+"""Rows of a batch into their places, each exactly once.
+
+A batch may be written again after a crash: Spark replays the last one that it cannot prove finished. So every sink must
+recognise a batch that it has taken already:
+
+    Delta      the table's own log remembers (writer, batch); a second write of it does nothing
+    Parquet    a batch is a folder that appears by one rename; if it is there, it is whole
+    topic      one transaction per task, with a mark of the batch inside (kafka_sink.py)
+    console    is looked at; nothing depends on it
+
+The writer is named after the checkpoint (its query id and epoch): another checkpoint numbers its batches anew.
+Each sink counts the rows that pass into it, apart from the ledger's own count of the batch.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.errors import UsageError
+from headrace.pipeline.declaration import Declaration, Sink
+from headrace.pipeline.flow import IDENTITY
+from headrace.pipeline.ledger import SinkCount
+
+if TYPE_CHECKING:
+    from headrace.transport.client import Connection
+    from headrace.transport.schemas import Registry
+
+_SHOWN_ROWS = 20
+
+
+@dataclass
+class Batch:
+    """What a sink must know of the batch that it is given."""
+
+    spark: SparkSession
+    declaration: Declaration
+    number: int
+    run: str
+    #: Unique for this checkpoint: what sinks remember batches by.
+    writer: str
+    connection: Connection
+    registry: Registry | None
+    #: The first batch after a start may have been written before; later ones cannot.
+    replaying: bool
+    tasks: int
+    show: Callable[[str, list[dict[str, Any]]], None] | None = None
+    written: int = 0
+    counts: list[SinkCount] = field(default_factory=list)
+
+    def writer_of(self, what: str) -> str:
+        return f"{self.writer}/{what}"
+
+
+def write(sink: Sink, rows: DataFrame, batch: Batch) -> SinkCount:
+    """The sink holds the rows of the batch, once."""
+    from headrace.pipeline import aggregate
+
+    if sink.aggregate is not None:
+        return aggregate.write(sink, rows, batch)
+    wanted = rows.where(sink.where) if sink.where else rows
+    return write_rows(sink, shape(sink, wanted), batch, expected=batch.written if not sink.where else None)
+
+
+def write_rows(sink: Sink, rows: DataFrame, batch: Batch, expected: int | None = None) -> SinkCount:
+    """The sink holds the rows as they are; how many are expected is checked where it is known."""
+    return _WRITERS[sink.kind](sink, rows, batch, expected)
+
+
+def shape(sink: Sink, rows: DataFrame) -> DataFrame:
+    """The sink's own columns: those it selects, else all that are declared."""
+    if sink.select:
+        return rows.select(*IDENTITY, *[F.expr(text).alias(name) for name, text in sink.select.items()])
+    return rows.select(*IDENTITY, *[F.col(f"`{name}`") for name in columns_of(rows)])
+
+
+def columns_of(rows: DataFrame) -> list[str]:
+    return [name for name in rows.columns if not name.startswith("_")]
+
+
+def without_identity(rows: DataFrame) -> DataFrame:
+    return rows.select(*[F.col(f"`{name}`") for name in columns_of(rows)])
+
+
+# -- Delta -----------------------------------------------------------------------------------------------------------
+
+
+def write_delta(path: str, rows: DataFrame, batch: Batch, partition_by: tuple[str, ...] = ()) -> int | None:
+    """The rows are appended; None if this batch was in the table already. Returns how many."""
+    writer = batch.writer_of(path)
+    if batch.replaying and has_written(batch.spark, path, writer, batch.number):
+        return None
+    counted = Observation()
+    data = rows.observe(counted, F.count(F.lit(1)).alias("rows"))
+    write = data.write.format("delta").mode("append").option("mergeSchema", "true")
+    if partition_by:
+        write = write.partitionBy(*partition_by)
+    write = write.option("txnAppId", writer).option("txnVersion", batch.number)
+    write.option("userMetadata", f"{batch.declaration.name} batch {batch.number}").save(path)
+    return int(counted.get["rows"])
+
+
+def is_table(spark: SparkSession, path: str) -> bool:
+    """Whether a Delta table lies there."""
+    jvm: Any = spark._jvm
+    return bool(jvm.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, path))
+
+
+def has_written(spark: SparkSession, path: str, writer: str, batch: int) -> bool:
+    """Whether the table's log says that this writer has finished this batch."""
+    jvm: Any = spark._jvm
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(spark._jsparkSession, path)
+    last = log._2().transactions().get(writer)
+    return bool(last.isDefined() and last.get() >= batch)
+
+
+def _write_delta_rows(sink: Sink, rows: DataFrame, batch: Batch, expected: int | None) -> SinkCount:
+    path = batch.declaration.resolve(sink.target)
+    written = write_delta(path, without_identity(rows), batch, sink.partition_by)
+    return _count(sink, written, expected)
+
+
+# -- Parquet ---------------------------------------------------------------------------------------------------------
+
+
+def _write_parquet(sink: Sink, rows: DataFrame, batch: Batch, expected: int | None) -> SinkCount:
+    """Written beside and renamed: a reader sees the whole batch or none of it."""
+    folder = batch.declaration.resolve(sink.target)
+    # The writer is part of the name: another checkpoint's batch of the same number is another batch.
+    name = f"{zlib.crc32(batch.writer.encode()):08x}-{batch.number}"
+    final, staging = f"{folder}/batch={name}", f"{folder}/_writing-{name}"
+    files = _Files(batch.spark, folder)
+    if batch.replaying and files.exists(final):
+        return _count(sink, None, expected)
+    counted = Observation()
+    data = without_identity(rows).observe(counted, F.count(F.lit(1)).alias("rows"))
+    write = data.write.mode("overwrite")
+    if sink.partition_by:
+        write = write.partitionBy(*sink.partition_by)
+    write.parquet(staging)
+    files.rename(staging, final)
+    return _count(sink, int(counted.get["rows"]), expected)
+
+
+class _Files:
+    """Hadoop's file system: local folders, HDFS and object stores by one name."""
+
+    def __init__(self, spark: SparkSession, folder: str) -> None:
+        jvm: Any = spark._jvm
+        self._path = jvm.org.apache.hadoop.fs.Path
+        self._fs = self._path(folder).getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+
+    def exists(self, path: str) -> bool:
+        return bool(self._fs.exists(self._path(path)))
+
+    def rename(self, old: str, new: str) -> None:
+        if not self._fs.rename(self._path(old), self._path(new)):
+            raise OSError(f"{old} could not be renamed to {new}")
+
+
+# -- Kafka -----------------------------------------------------------------------------------------------------------
+
+
+def _write_topic(sink: Sink, rows: DataFrame, batch: Batch, expected: int | None) -> SinkCount:
+    from headrace.pipeline.kafka_sink import KafkaTarget, write_exactly_once
+
+    target = KafkaTarget(
+        batch.connection, batch.writer_of(sink.target), batch.number, tasks=batch.tasks, replaying=batch.replaying
+    )
+    made = write_exactly_once(as_records(sink, rows, batch), target)
+    return _count(sink, None if made.replayed else made.records, expected)
+
+
+def as_records(sink: Sink, rows: DataFrame, batch: Batch | None = None) -> DataFrame:
+    """Rows as the records of a topic: the key's column as text, the value as JSON or as the registry's Avro."""
+    if sink.key and sink.key not in rows.columns:
+        raise UsageError(
+            f"the key of topic {sink.target} is {sink.key!r}, which is no column",
+            why=f"the columns are {', '.join(columns_of(rows))}",
+        )
+    key = F.col(f"`{sink.key}`").cast("string").cast("binary") if sink.key else F.lit(None).cast("binary")
+    value = F.struct(*[F.col(f"`{name}`") for name in columns_of(rows)])
+    return rows.select(
+        "_topic", "_partition",
+        F.lit(sink.target).alias("topic"), key.alias("key"),
+        (_avro(sink, rows, batch) if sink.format == "avro" else F.to_json(value).cast("binary")).alias("value"),
+        F.lit(None).cast("array<struct<key: string, value: binary>>").alias("headers"),
+    )  # fmt: skip
+
+
+def _avro(sink: Sink, rows: DataFrame, batch: Batch | None) -> Column:
+    """The row in Avro behind the id of its schema, which is registered for the topic."""
+    from pyspark.sql.avro.functions import to_avro
+
+    from headrace.pipeline.decode import head_of
+    from headrace.transport.schemas import Schema
+
+    if batch is None or batch.registry is None:
+        raise UsageError(f"topic {sink.target} wants Avro, but there is no schema registry", hint="--registry URL")
+    data = without_identity(rows)
+    jvm: Any = batch.spark._jvm
+    converters = jvm.org.apache.spark.sql.avro.SchemaConverters
+    namespace = "".join(c if c.isalnum() or c == "_" else "_" for c in sink.target)
+    avro = converters.toAvroType(data._jdf.schema(), False, "Row", namespace).toString()
+    number = batch.registry.register(f"{sink.target}-value", Schema(avro))
+    return F.concat(F.lit(head_of(number)), to_avro(F.struct(*data.columns), avro))
+
+
+# -- console ---------------------------------------------------------------------------------------------------------
+
+
+def _write_console(sink: Sink, rows: DataFrame, batch: Batch, expected: int | None) -> SinkCount:
+    shown = [row.asDict() for row in without_identity(rows).limit(_SHOWN_ROWS).collect()]
+    if batch.show is not None:
+        batch.show(f"batch {batch.number}", shown)
+    records = expected if expected is not None else rows.count()
+    return _count(sink, records, expected)
+
+
+def _count(sink: Sink, written: int | None, expected: int | None) -> SinkCount:
+    """None written: an earlier attempt has done it, and the count of then was checked then."""
+    if written is None:
+        return SinkCount(sink.name, expected or 0, expected or 0, replayed=True)
+    return SinkCount(sink.name, written if expected is None else expected, written)
+
+
+_WRITERS = {"delta": _write_delta_rows, "parquet": _write_parquet, "topic": _write_topic, "console": _write_console}

@@ -1,0 +1,117 @@
+"""Aggregates by Spark's own stateful operator, with the rows that it drops kept and counted.
+
+The operator holds one state per key and open window. A window's row comes out once, when the watermark (the newest
+event time seen, less the declared delay) has passed its end; a row that comes later is dropped without a word.
+So each batch is looked at a second time, as plain rows of the same offsets and with the watermark that Spark wrote into
+its checkpoint: what is dead or late is set aside, and the ledger balances. That costs a second read of the batch; the
+other modes of aggregation do not need it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.pipeline import sinks, source
+from headrace.pipeline.aggregate import computed
+from headrace.pipeline.declaration import Declaration, Sink
+from headrace.pipeline.ledger import SinkCount
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming import StreamingQuery
+
+    from headrace.pipeline.run import Run
+
+Offsets = dict[str, dict[str, int]]
+
+
+def start(run: Run, stream: DataFrame) -> StreamingQuery:
+    """The stateful query runs."""
+    declaration = run.declaration
+    sink = declaration.streaming_aggregate
+    assert sink is not None
+    assert sink.aggregate is not None
+    assert declaration.event_time is not None
+    assert declaration.watermark is not None
+    rows = run.flow.sort_out(stream).where("_outcome = 'written'")
+    if sink.where:
+        rows = rows.where(sink.where)
+    aged = rows.withWatermark(declaration.event_time, declaration.watermark)
+    made = computed(aged, declaration, sink.aggregate)
+    writer = made.writeStream.outputMode("append").foreachBatch(lambda found, number: _take(run, sink, found, number))
+    return run.start_writer(writer)
+
+
+def _take(run: Run, sink: Sink, made: DataFrame, number: int) -> None:
+    began = time.monotonic()
+    batch = run.batch(made.sparkSession, number)
+    log = _Log(made.sparkSession, run.folder.checkpoint(run.declaration))
+    with run.culprit():
+        late = _is_late(run.declaration, sink, log.watermark_ms(number))
+        entry = run.process(_same_records(run, log, number, made.sparkSession), batch, late)
+        entry.sinks.append(_write(sink, made, batch))
+    entry.seconds = time.monotonic() - began
+    run.enter(entry)
+
+
+def _write(sink: Sink, made: DataFrame, batch: sinks.Batch) -> SinkCount:
+    """Finished windows: how many there are is the operator's business, so what came is what was expected."""
+    identity = {"_topic": F.lit(""), "_partition": F.lit(0), "_offset": F.lit(0), "_timestamp": F.current_timestamp()}
+    return sinks.write_rows(sink, made.withColumns(identity), batch)
+
+
+def _is_late(declaration: Declaration, sink: Sink, watermark_ms: int) -> Column | None:
+    """Whether the last window that a row belongs to had ended before the watermark."""
+    window = sink.aggregate.window if sink.aggregate else None
+    if watermark_ms <= 0:
+        return None
+    at = F.col(f"`{declaration.event_time}`")
+    if window is None:
+        end = at
+    elif window.session:
+        end = at + F.expr(f"interval {window.size}")
+    else:
+        end = F.window(at, window.slide or window.size)["start"] + F.expr(f"interval {window.size}")
+    return end <= F.timestamp_millis(F.lit(watermark_ms))
+
+
+def _same_records(run: Run, log: _Log, number: int, spark: SparkSession) -> DataFrame:
+    """The records of the batch, read by their offsets."""
+    first, after = log.offsets(number - 1) if number else log.initial(), log.offsets(number)
+    start = {t: {p: first.get(t, {}).get(p, 0) for p in partitions} for t, partitions in after.items()}
+    given = source.options(run.declaration, run.connection)
+    for name in ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestampStrategy", "maxOffsetsPerTrigger"):
+        given.pop(name, None)
+    given |= {"startingOffsets": json.dumps(start), "endingOffsets": json.dumps(after)}
+    return spark.read.format("kafka").options(**given).load()
+
+
+class _Log:
+    """Spark's own notes on its batches, wherever the checkpoint lies."""
+
+    def __init__(self, spark: SparkSession, checkpoint: str) -> None:
+        self._spark = spark
+        self._checkpoint = checkpoint
+
+    def _lines(self, path: str) -> list[str]:
+        (row,) = self._spark.read.text(f"{self._checkpoint}/{path}", wholetext=True).collect()
+        return str(row[0]).splitlines()
+
+    def offsets(self, number: int) -> Offsets:
+        found: Offsets = json.loads(self._lines(f"offsets/{number}")[2])
+        return found
+
+    def initial(self) -> Offsets:
+        found: Offsets = json.loads(self._lines("sources/0/0")[-1].lstrip("\x00v1"))
+        return found
+
+    def watermark_ms(self, number: int) -> int:
+        """What was late in the batch: Spark judges by the watermark of the batch before."""
+        if number == 0:
+            return 0
+        note: dict[str, Any] = json.loads(self._lines(f"offsets/{number - 1}")[1])
+        return int(note.get("batchWatermarkMs", 0))
