@@ -335,4 +335,28 @@ def test_a_file_that_is_appended_to_keeps_what_it_held(headrace_cluster: Cluster
     )
     assert done.returncode == 1
     assert "error: the output cannot be written" in done.stderr
-    assert (run.folder / "log").read_text().startswith(held)
+    log = (run.folder / "log").read_text()
+    assert log.startswith(held)
+    # What could not be written does not count.
+    assert f"processed a total of {len(log.splitlines()) - 100} record" in done.stderr
+
+
+def test_half_a_record_of_a_killed_consumer_is_set_aside(
+    headrace_cluster: Cluster, thousand: str, run: Headrace
+) -> None:
+    (run.folder / "out.ndjson").write_text('{"whole": 1}\n{"topic": "half a rec')
+    done = run(
+        "consume",
+        thousand,
+        "--group",
+        f"{thousand}-torn",
+        "-o",
+        "out.ndjson",
+        "--bootstrap",
+        headrace_cluster.bootstrap,
+    )
+    assert done.code == 0
+    assert "note: out.ndjson ended in half a line: its 21 bytes went to out.ndjson.torn" in done.err
+    lines = (run.folder / "out.ndjson").read_text().splitlines()
+    assert len([json.loads(line) for line in lines]) == 1001
+    assert (run.folder / "out.ndjson.torn").read_text() == '{"topic": "half a rec\n'

@@ -21,6 +21,7 @@ from headrace.transport.outputs import (
     StreamWriter,
     encode_csv,
     encode_ndjson,
+    end_with_a_whole_line,
     format_encoder,
     shown,
     table_encoder,
@@ -113,6 +114,24 @@ def test_a_file_that_cannot_grow_keeps_whole_batches_only(tmp_path: Path) -> Non
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert path.read_bytes() == b"x" * 600 + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("held", "kept", "torn"),
+    [
+        (b"", b"", None),
+        (b"one\ntwo\n", b"one\ntwo\n", None),
+        (b"one\ntw", b"one\n", b"tw\n"),
+        (b"half", b"", b"half\n"),
+        (b"one\n" + b"x" * 200_000, b"one\n", b"x" * 200_000 + b"\n"),
+    ],
+)
+def test_half_a_line_at_the_end_is_set_aside(tmp_path: Path, held: bytes, kept: bytes, torn: bytes | None) -> None:
+    path, aside = tmp_path / "out.ndjson", tmp_path / "out.ndjson.torn"
+    path.write_bytes(held)
+    assert end_with_a_whole_line(path) == (len(torn) - 1 if torn else 0)
+    assert path.read_bytes() == kept
+    assert (aside.read_bytes() if aside.exists() else None) == torn
 
 
 def test_a_closed_pipe_is_left_to_the_error_boundary() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
@@ -19,7 +20,7 @@ from headrace.cli.values import pairs
 from headrace.errors import Failed, UsageError
 
 if TYPE_CHECKING:
-    from headrace.transport.consume import ConsumeReport
+    from headrace.transport.consume import ConsumeReport, Reading
     from headrace.transport.outputs import OrderCheck, Writer
 
 _BY_SUFFIX = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".ndjson": "json", ".jsonl": "json"}
@@ -105,20 +106,40 @@ def consume(app: App, /, topics: tuple[str, ...], **flags: Any) -> None:
         writer = _writer(app, flags, stack)
         coded = codecs(app, stack, topics[0] if len(topics) == 1 else None, flags, reading=True)
         run = reading(connection, topics, options=replace(_options(flags, writer), **coded))
+        if writer.whole_at_close:
+            _end_between_batches(run)
         try:
-            for batch in run.batches():
-                writer.write(batch)
-                if check:
-                    check.see(batch)
+            with closing(run.batches()) as batches:
+                for batch in batches:
+                    writer.write(batch)
+                    if check:
+                        check.see(batch)
         finally:
             if not writer.whole_at_close:
                 writer.close()
             if not app.quiet:
                 _summary(run.report, flags["members"])
+    if writer.whole_at_close and run.stopping.is_set():
+        raise KeyboardInterrupt
     if check:
         _conclude_check(app, check)
     if run.report.undecodable:
         raise click.exceptions.Exit(1)
+
+
+def _end_between_batches(run: Reading) -> None:
+    """Ctrl-C and `kill` end the reading when the batch in hand is written: half of one would spoil the whole file.
+
+    The second one ends it at once.
+    """
+
+    def stop(number: int, frame: Any) -> None:
+        if run.stopping.is_set():
+            signal.default_int_handler(number, frame)
+        run.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
 
 
 def _options(flags: dict[str, Any], writer: Writer) -> Any:
@@ -164,6 +185,10 @@ def _writer(app: App, flags: dict[str, Any], stack: ExitStack) -> Writer:
             )
         return outputs.ParquetWriter(path)
     # A group goes on where it stands, and so does its file: what was written once is not read again.
+    if path and flags["group"] and path.is_file() and not flags["pattern"]:
+        torn = outputs.end_with_a_whole_line(path)
+        if torn:
+            say(f"note: {path} ended in half a line: its {counted(torn, 'byte')} went to {path.name}.torn")
     stream = stack.enter_context(_open(path, "ab" if flags["group"] else "wb")) if path else sys.stdout.buffer
     if flags["pattern"]:
         return outputs.StreamWriter(stream, outputs.format_encoder(flags["pattern"]))
@@ -179,9 +204,12 @@ def _writer(app: App, flags: dict[str, Any], stack: ExitStack) -> Writer:
 def _open(path: Path, mode: Literal["ab", "wb"]) -> BinaryIO:
     try:
         # Unbuffered: the writer writes whole batches, and nothing may linger that could not be written.
-        return path.open(mode, buffering=0)
+        stream = path.open(mode, buffering=0)
     except OSError as error:
         raise UsageError(f"{path} cannot be written", why=error.strerror) from None
+    with suppress(OSError):  # not every file can be locked; this one tells others that its end is being written
+        fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return stream
 
 
 def _summary(report: ConsumeReport, members: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +111,8 @@ class Reading:
         self.options = options
         self.topics = list(dict.fromkeys(topics))
         self.report = ConsumeReport()
+        #: Wanted records that members have taken, handed on or not: with `count:N` no more than N.
+        self.promised = 0
         self.places = self._wanted_places()
         self.start = options.start or Start("committed" if options.group else "beginning")
         self.starts = self._offsets_at_start()
@@ -126,12 +128,16 @@ class Reading:
         self._foreign_since: float | None = None
         self._over = False
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Generator[Batch, None, None]:
         """Batch after batch until the end that was asked for. Closing the iterator ends the reading cleanly."""
         try:
             yield from self._one_member() if self.options.members == 1 else self._many_members()
         finally:
             self.report.seconds = time.monotonic() - self.began
+
+    def stop(self) -> None:
+        """The reading ends, as if its end had been reached, when the batch in hand was handed on."""
+        self.stopping.set()
 
     # -- what is to be read -------------------------------------------------------------------------------------
 

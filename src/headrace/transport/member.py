@@ -42,6 +42,7 @@ class Member:
         self.options = shared.options
         self._unhanded: dict[Place, int] = {}
         self._handed: dict[Place, int] = {}
+        self._uncounted: tuple[dict[Place, Span], int, int] = ({}, 0, 0)
         self._committed_at = time.monotonic()
         self._error: HeadraceError | None = None
         self._held_back = False
@@ -146,15 +147,15 @@ class Member:
         until = self.options.until
         if until.kind != "count" or not self.options.filter.everything:
             return _BATCH
-        return max(1, min(_BATCH, int(until.value) - self.shared.report.matched))
+        return max(1, min(_BATCH, int(until.value) - self.shared.promised))
 
     def _take(self, messages: list[Any]) -> list[Any]:
-        """Errors handled, ends respected, counts made; the messages that are wanted."""
-        shared, ends, kept = self.shared, self.shared.ends, []
+        """Errors handled, ends respected; the messages that are wanted. All are counted once they are handed on."""
+        ends, kept = self.shared.ends, []
         wanted = None if self.options.filter.everything else self.options.filter.matches
         spans: dict[Place, Span] = {}
         size = 0
-        for message in messages:
+        for message in self._cut(messages) if self.options.until.kind == "count" else messages:
             if message.error() is not None:
                 self._on_message_error(message)
                 continue
@@ -171,25 +172,27 @@ class Member:
                 kept.append(message)
                 size += len(message)
         self._unhanded.update({place: span.last_offset + 1 for place, span in spans.items()})
-        with shared.lock:
-            kept = self._cut(kept)
-            self._count(spans, len(kept), size)
+        self._uncounted = (spans, len(kept), size)
+        if spans:
+            self.shared.last_record = time.monotonic()
         return kept
 
-    def _cut(self, kept: list[Any]) -> list[Any]:
-        """With `count:N` and several members or a filter, no more than N are handed on in all."""
-        until = self.options.until
-        if until.kind != "count":
-            return kept
-        room = int(until.value) - self.shared.report.matched
-        if len(kept) <= room:
-            return kept
-        # What is cut off was not handed on, so it must not be committed either.
-        for message in reversed(kept[max(0, room) :]):
-            self._unhanded[message.topic(), message.partition()] = message.offset()
-        return kept[: max(0, room)]
+    def _cut(self, messages: list[Any]) -> list[Any]:
+        """With `count:N`, all members together take no more than N wanted records; what lies behind them is left."""
+        matches = self.options.filter.matches
+        with self.shared.lock:
+            room = int(self.options.until.value) - self.shared.promised
+            for at, message in enumerate(messages):
+                if room == 0:
+                    return messages[:at]
+                if message.error() is None and matches(message):
+                    room -= 1
+                    self.shared.promised += 1
+        return messages
 
-    def _count(self, spans: Mapping[Place, Span], matched: int, size: int) -> None:
+    def _count(self) -> None:
+        spans, matched, size = self._uncounted
+        self._uncounted = ({}, 0, 0)
         report = self.shared.report
         for (topic, partition), span in spans.items():
             total = report.spans.setdefault((self.number, topic, partition), Span(first_offset=span.first_offset))
@@ -198,8 +201,6 @@ class Member:
             report.read += span.records
         report.matched += matched
         report.bytes += size
-        if spans:
-            self.shared.last_record = time.monotonic()
 
     def _on_message_error(self, message: Any) -> None:
         from confluent_kafka import KafkaError
@@ -218,8 +219,9 @@ class Member:
     # -- offsets ------------------------------------------------------------------------------------------------
 
     def handed_on(self) -> None:
-        """What `poll` returned last is in the caller's hands: it may be committed."""
+        """What `poll` returned last is in the caller's hands: it counts, and may be committed."""
         with self.shared.lock:
+            self._count()
             if self._unhanded:
                 # The silence begins when we listen again, not while the caller was busy with the last batch.
                 self.shared.last_record = time.monotonic()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import fcntl
 import io
 import json
 from collections.abc import Callable
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _JSON = msgspec.json.Encoder()
 _TABLE_KEY_WIDTH = 16
+_TAIL_BYTES = 65_536
 _CSV_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
 
 
@@ -87,6 +89,30 @@ class StreamWriter:
         if self._heading:
             self._stream.write(self._heading)
         self._stream.flush()
+
+
+def end_with_a_whole_line(path: Path) -> int:
+    """Half a line at the end of the file, left by a writer that was killed, has gone to `FILE.torn`; its bytes.
+
+    The record in it was not committed, so the group reads it again. Behind half a line it would be damaged too.
+    """
+    with path.open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return 0  # another consumer is writing: what looks torn is on its way
+        end = begin = file.seek(0, io.SEEK_END)
+        tail = b""
+        while begin and b"\n" not in tail:
+            begin = max(0, begin - _TAIL_BYTES)
+            file.seek(begin)
+            tail = file.read(end - begin)
+        torn = tail[tail.rfind(b"\n") + 1 :]
+        if torn:
+            with path.with_name(f"{path.name}.torn").open("ab") as aside:
+                aside.write(torn + b"\n")
+            file.truncate(end - len(torn))
+    return len(torn)
 
 
 def cannot_write(error: OSError) -> Failed:

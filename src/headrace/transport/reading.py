@@ -68,7 +68,7 @@ class OwnershipEvent:
 
 @dataclass
 class ConsumeReport:
-    """What was read, by whom, and who owned what when."""
+    """What was read and handed on, by whom, and who owned what when."""
 
     read: int = 0
     matched: int = 0
