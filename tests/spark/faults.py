@@ -1,0 +1,78 @@
+"""A task of the Kafka sink that is killed at a chosen point, once. Sent to Spark's workers by value."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.pipeline import kafka_sink
+from headrace.transport.marks import MarkedWriter
+
+POINTS = ("opened", "begun", "sent", "flushed", "marked", "committed")
+_WRITE_TASK = kafka_sink._write_task
+_WRITER = "MarkedWriter"
+
+
+@dataclass(frozen=True)
+class Killed:
+    """In the place of the function that each task runs: the first task to reach the point kills the victim.
+
+    Without a victim it is the worker that the task runs in. A flag on disk says that it was done.
+    """
+
+    point: str
+    batch: int
+    flag: Path
+    victim: int | None = None
+
+    def __call__(self, target: Any, chunks: Iterator[Any]) -> Iterator[Any]:
+        armed = target.batch == self.batch
+        setattr(kafka_sink, _WRITER, _dying(self) if armed else MarkedWriter)
+        kafka_sink._writers.clear()
+        try:
+            yield from _WRITE_TASK(target, chunks)
+        finally:
+            setattr(kafka_sink, _WRITER, MarkedWriter)
+            kafka_sink._writers.clear()
+
+    def reached(self, here: str) -> None:
+        if here != self.point:
+            return
+        try:
+            os.close(os.open(self.flag, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        os.kill(self.victim or os.getpid(), signal.SIGKILL)
+
+
+def _dying(fault: Killed) -> type[MarkedWriter]:
+    class Dying(MarkedWriter):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            fault.reached("opened")
+
+        def begin(self) -> None:
+            super().begin()
+            fault.reached("begun")
+
+        def send(self, records: Any) -> None:
+            super().send(records)
+            fault.reached("sent")
+
+        def flush(self) -> None:
+            super().flush()
+            fault.reached("flushed")
+
+        def _ask(self, call: Any) -> None:
+            deciding = getattr(call, "__name__", "") == "commit_transaction"
+            if deciding:
+                fault.reached("marked")
+            super()._ask(call)
+            if deciding:
+                fault.reached("committed")
+
+    return Dying
