@@ -13,6 +13,8 @@ NAMES = (
     "quickstart", "replication", "offsets",
     "iris",
     "transport", "storage", "producers", "concurrent", "keys", "flush", "groups", "transactions",
+    "rebalance",
+    "customers",
 )  # fmt: skip
 
 

@@ -193,9 +193,7 @@ class _Run:
         try:
             if lab.needs.faults:
                 cluster.up()  # whatever was killed runs again
-            if self.options.keep:
-                bench.forget_tidying()
-            bench.tidy()
+            bench.tidy(keep=self.options.keep)
         except Exception as error:
             result.trouble = result.trouble or Trouble(
                 f"it could not tidy up: {type(error).__name__}: {error}", trace=traceback.format_exc(limit=-6)

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,7 @@ class Workbench:
         self._may_replace = may_replace
         self._listen = listen
         self._stopping = stopping or threading.Event()
+        self._children: list[tuple[subprocess.Popen[bytes], Path]] = []
         self._tidy = ExitStack()
 
     # -- telling ------------------------------------------------------------------------------------------------
@@ -173,10 +175,14 @@ class Workbench:
             self.admin.delete_topics([name])
 
     def group(self, name: str) -> str:
-        """A group of that name may be used; at the end it is gone."""
+        """A group that has neither members nor offsets, of that name if it can be had; at the end it is gone."""
         self._drop_group(name)
-        self._tidy.callback(self._drop_group, name)
-        return name
+        with Groups(self.cluster) as groups:
+            taken = {group.group for group in groups.list()}
+        # One that still has members, of a run that was killed, is left alone.
+        free = name if name not in taken else next(n for n in (f"{name}-{at}" for at in count(2)) if n not in taken)
+        self._tidy.callback(self._drop_group, free)
+        return free
 
     def _drop_group(self, name: str) -> None:
         with contextlib.suppress(HeadraceError), Groups(self.cluster) as groups:
@@ -185,21 +191,22 @@ class Workbench:
     def process(self, *words: object, output: Path | None = None) -> subprocess.Popen[bytes]:
         """`headrace WORDS` runs as a process of its own, to be ended or killed; at the end it is gone."""
         argv = [sys.executable, "-m", "headrace", *map(str, words), "--bootstrap", self.cluster.bootstrap]
-        with (output or Path(os.devnull)).open("wb") as out:
-            child = subprocess.Popen(argv, stdout=out, stderr=subprocess.DEVNULL, start_new_session=True)
-        self._tidy.callback(end, child, signal.SIGKILL)
+        said = self.files / f"said-{len(self._children)}.txt"
+        with (output or Path(os.devnull)).open("wb") as out, said.open("wb") as err:
+            child = subprocess.Popen(argv, stdout=out, stderr=err, start_new_session=True)
+        self._children.append((child, said))
         return child
 
     def finally_(self, call: Callable[..., object], *words: Any) -> None:
         """The call is made at the end, whatever happens."""
         self._tidy.callback(call, *words)
 
-    def forget_tidying(self) -> None:
-        """Topics and groups stay after the end."""
-        self._tidy.pop_all()
-
-    def tidy(self) -> None:
-        """Everything that was asked for is gone."""
+    def tidy(self, *, keep: bool = False) -> None:
+        """No process of this run is left, and no topic, group or file either, unless they shall stay."""
+        for child, _ in self._children:
+            end(child, signal.SIGKILL)
+        if keep:
+            self._tidy.pop_all()
         self._tidy.close()
 
     # -- waiting ------------------------------------------------------------------------------------------------
@@ -219,7 +226,17 @@ class Workbench:
         try:
             return eventually(asked, within_s, every_s=every_s)
         except NotYet as error:
-            raise Failed(f"{what} did not happen within {within_s:g} s", why=str(error)) from None
+            why = self._last_words() or str(error)
+            raise Failed(f"{what} did not happen within {within_s:g} s", why=why) from None
+
+    def _last_words(self) -> str:
+        """What the processes said that have ended by themselves with an error."""
+        failed = [(child, said) for child, said in self._children if child.poll() not in (None, 0, -signal.SIGKILL)]
+        return "; ".join(
+            f"{' '.join(map(str, child.args[2:5]))} ended with code {child.returncode}: "  # type: ignore[index]
+            f"{said.read_text(errors='replace').strip()[-300:]}"
+            for child, said in failed
+        )
 
     def seconds_until(self, condition: Callable[[], Any], within_s: float, what: str) -> float:
         """How long it took until the condition came true."""

@@ -1,0 +1,99 @@
+"""`Ownership`: who owns which partition of a group, asked again and again, and the picture of it over time.
+
+The group's coordinator is asked, so it is the truth of the cluster, not what some member believes. A member is known by
+its client id.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Self
+
+from headrace.errors import HeadraceError
+from headrace.labs.figures import COLOURS, GREY
+from headrace.transport.client import HasBootstrap
+from headrace.transport.groups import Groups
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: The partitions of each member, by client id.
+Owners = Mapping[str, tuple[int, ...]]
+
+
+class Ownership:
+    """Watches a group from a thread of its own until the block is left."""
+
+    def __init__(self, where: HasBootstrap, group: str) -> None:
+        self.seen: list[tuple[float, Owners]] = []
+        self.marks: list[tuple[float, str]] = []
+        self._where = where
+        self._group = group
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"owners of {group}", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with Groups(self._where) as groups:
+            while not self._stop.wait(0.15):
+                try:
+                    members = groups.describe(self._group).members or ()
+                except HeadraceError:
+                    continue  # it does not exist yet, or its coordinator is moving
+                owners = {member.client_id: tuple(p for _, p in sorted(member.assignment)) for member in members}
+                self.seen.append((time.monotonic(), owners))
+
+    @property
+    def now(self) -> Owners:
+        """Who owns what, as of the last look."""
+        return self.seen[-1][1] if self.seen else {}
+
+    def mark(self, words: str) -> None:
+        """Something happened just now."""
+        self.marks.append((time.monotonic(), words))
+
+    def draw(self, figure: Figure) -> None:
+        """A band for each partition, coloured by its owner."""
+        axes = figure.subplots()
+        zero = self.seen[0][0]
+        names = sorted({name for _, owners in self.seen for name in owners})
+        colours = dict(zip(names, COLOURS, strict=False))
+        for (at, owners), (then, _) in zip(self.seen, [*self.seen[1:], self.seen[-1]], strict=True):
+            for name, partitions in owners.items():
+                for partition in partitions:
+                    axes.barh(partition, then - at, left=at - zero, height=0.62, color=colours[name], linewidth=0)
+        for name in names:
+            axes.barh(0, 0, color=colours[name], label=name)
+        for at, words in self.marks:
+            axes.axvline(at - zero, color=GREY, linestyle="--", linewidth=1)
+            axes.annotate(words, (at - zero, 1.0), xycoords=("data", "axes fraction"), xytext=(3, 2),
+                          textcoords="offset points", color=GREY, fontsize=8)  # fmt: skip
+        axes.set_yticks(sorted({p for _, owners in self.seen for each in owners.values() for p in each}))
+        axes.set_ylabel("partition")
+        axes.set_xlabel("seconds")
+        axes.grid(visible=False)
+        axes.legend(ncols=len(names), loc="upper center", bbox_to_anchor=(0.5, -0.18))
+
+
+def busy(owners: Owners) -> list[str]:
+    """The members that own something."""
+    return sorted(name for name, partitions in owners.items() if partitions)
+
+
+def idle(owners: Owners) -> list[str]:
+    """The members that own nothing."""
+    return sorted(name for name, partitions in owners.items() if not partitions)
+
+
+def covers(owners: Owners, partitions: Sequence[int]) -> bool:
+    """True if each partition has exactly one owner."""
+    return sorted(p for each in owners.values() for p in each) == sorted(partitions)
