@@ -360,3 +360,27 @@ def test_half_a_record_of_a_killed_consumer_is_set_aside(
     lines = (run.folder / "out.ndjson").read_text().splitlines()
     assert len([json.loads(line) for line in lines]) == 1001
     assert (run.folder / "out.ndjson.torn").read_text() == '{"topic": "half a rec\n'
+
+
+def test_a_scatter_plot_of_classes_that_only_topic_and_partition_know(
+    headrace_cluster: Cluster, headrace_topic: MakeTopic, run: Headrace
+) -> None:
+    two, one = headrace_topic(partitions=2), headrace_topic(partitions=2)
+    where = ("--bootstrap", headrace_cluster.bootstrap)
+    assert run("sample", "iris", "-o", "iris.csv").code == 0
+    route = f"class:virginica={two}/0,setosa={two}/1,versicolor={one}/0+1"
+    fields = ("--numbers", "--value-fields", "sepal_length,sepal_width", "--route", route)
+    assert run("produce", two, "iris.csv", *fields, *where).code == 0
+    series = (f"virginica:red={two}/0", f"setosa:blue={two}/1", f"versicolor:green={one}")
+    plot = ("--plot", "iris.png", *(word for text in series for word in ("--plot-series", text)))
+    done = run("consume", two, one, "--until", "idle:1s", "--as", "table", *plot, *where)
+    assert done.code == 0
+    assert len(done.out.splitlines()) == 1 + 150
+    assert "plot: iris.png (virginica 50, setosa 50, versicolor 50)" in done.err
+    assert (run.folder / "iris.png").read_bytes().startswith(b"\x89PNG")
+
+    nothing = run("consume", two, "--plot", "other.png", "--plot-x", "speed", *where)
+    assert nothing.code == 1
+    assert "error: there is nothing to draw, so other.png was not made" in nothing.err
+    refused = run("consume", two, "--plot", "iris.png", "--plot-series", f"a:red={one}", *where)
+    assert (refused.code, "which is not read" in refused.err) == (2, True)

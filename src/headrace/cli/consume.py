@@ -6,10 +6,11 @@ import fcntl
 import shutil
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
 import click
 
@@ -20,8 +21,8 @@ from headrace.cli.values import pairs
 from headrace.errors import Failed, UsageError
 
 if TYPE_CHECKING:
-    from headrace.transport.consume import ConsumeReport, Reading
-    from headrace.transport.outputs import OrderCheck, Writer
+    from headrace.transport.consume import Batch, ConsumeReport, Reading
+    from headrace.transport.outputs import Writer
 
 _BY_SUFFIX = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".ndjson": "json", ".jsonl": "json"}
 
@@ -76,6 +77,27 @@ _BY_SUFFIX = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".ndjson": 
 )
 @codec_options
 @click.option("--check-order", metavar="FIELD", help="Verify that this field ascends within each key.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="FILE.png",
+    help="At the end, draw a scatter plot of two numbers.",
+)
+@click.option(
+    "--plot-x",
+    default="0",
+    show_default=True,
+    metavar="FIELD[=LABEL]",
+    help="The field of the value that goes to the right; a number counts in an array.",
+)
+@click.option("--plot-y", default="1", show_default=True, metavar="FIELD[=LABEL]", help="The field that goes up.")
+@click.option(
+    "--plot-series",
+    "plot_series",
+    multiple=True,
+    metavar="NAME:COLOUR=TOPIC/P",
+    help="Records to draw in one colour, repeatable. [default: a colour for each topic]",
+)
 @client_settings
 @any_kafka
 @click.pass_obj
@@ -92,39 +114,49 @@ def consume(app: App, /, topics: tuple[str, ...], **flags: Any) -> None:
     headrace consume breadcrumbs --key 1 --key 3 --json | jq .value
     headrace consume rides --value registry --json | jq .value.total_amount
     headrace consume breadcrumbs --from -15min -o recent.parquet
+    headrace consume virginicasetosa versicolor --until idle:10s --plot iris.png \\
+        --plot-series virginica:red=virginicasetosa/0 --plot-series setosa:blue=virginicasetosa/1 \\
+        --plot-series versicolor:green=versicolor
     """  # fmt: skip
     from headrace.transport.admin import Admin
     from headrace.transport.consume import reading
-    from headrace.transport.outputs import OrderCheck
 
     # Whoever ends us with `kill` or `timeout` wants the offsets committed and the file whole too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    check = OrderCheck(flags["check_order"]) if flags["check_order"] else None
     connection = app.connection()
     Admin(connection).require_topics(topics)  # before a file is opened for them, and emptied
+    watchers = [watch(topics, flags) for flag, watch in _WATCHERS.items() if flags[flag]]
     with ExitStack() as stack:
         writer = _writer(app, flags, stack)
         coded = codecs(app, stack, topics[0] if len(topics) == 1 else None, flags, reading=True)
         run = reading(connection, topics, options=replace(_options(flags, writer), **coded))
-        if writer.whole_at_close:
-            _end_between_batches(run)
-        try:
-            with closing(run.batches()) as batches:
-                for batch in batches:
-                    writer.write(batch)
-                    if check:
-                        check.see(batch)
-        finally:
-            if not writer.whole_at_close:
-                writer.close()
-            if not app.quiet:
-                _summary(run.report, flags["members"])
-    if writer.whole_at_close and run.stopping.is_set():
+        interrupted = _read(app, run, writer, watchers)
+    for watcher in watchers:
+        watcher.conclude(app)
+    if interrupted:
         raise KeyboardInterrupt
-    if check:
-        _conclude_check(app, check)
     if run.report.undecodable:
         raise click.exceptions.Exit(1)
+
+
+def _read(app: App, run: Reading, writer: Writer, watchers: Sequence[_Watcher]) -> bool:
+    """All that was read is written, and said; True if Ctrl-C came before the end."""
+    if writer.whole_at_close:
+        _end_between_batches(run)
+    try:
+        with closing(run.batches()) as batches:
+            for batch in batches:
+                for watcher in watchers:  # first, so that whatever was written counts, also if Ctrl-C comes now
+                    watcher.see(batch)
+                writer.write(batch)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        if not writer.whole_at_close:
+            writer.close()
+        if not app.quiet:
+            _summary(run.report, run.options.members)
+    return writer.whole_at_close and run.stopping.is_set()
 
 
 def _end_between_batches(run: Reading) -> None:
@@ -233,9 +265,66 @@ def _summary(report: ConsumeReport, members: int) -> None:
         say(f"  note: {note}")
 
 
-def _conclude_check(app: App, check: OrderCheck) -> None:
-    if check.violations:
-        raise Failed(
-            f"{check.name} does not ascend within its key {check.violations} times of {check.checked}", why=check.first
-        )
-    app.say(f"{check.name} ascends within each key: {check.checked:,} records checked")
+class _Watcher(Protocol):
+    """Sees what was written, and has something to say when the reading is over."""
+
+    def see(self, batch: Batch) -> None: ...
+
+    def conclude(self, app: App) -> None: ...
+
+
+class _OrderWatcher:
+    """`--check-order FIELD`."""
+
+    def __init__(self, _: tuple[str, ...], flags: dict[str, Any]) -> None:
+        from headrace.transport.outputs import OrderCheck
+
+        self._check = OrderCheck(flags["check_order"])
+        self.see = self._check.see
+
+    def conclude(self, app: App) -> None:
+        check = self._check
+        if check.violations:
+            raise Failed(
+                f"{check.name} does not ascend within its key {check.violations} times of {check.checked}",
+                why=check.first,
+            )
+        app.say(f"{check.name} ascends within each key: {check.checked:,} records checked")
+
+
+class _PlotWatcher:
+    """`--plot FILE`."""
+
+    def __init__(self, topics: tuple[str, ...], flags: dict[str, Any]) -> None:
+        from headrace.transport.plot import Scatter, Series
+
+        (x, x_label), (y, y_label) = (_field_and_label(flags[name]) for name in ("plot_x", "plot_y"))
+        series = [Series.parse(text) for text in flags["plot_series"] or dict.fromkeys(topics)]
+        strange = [one.topic for one in series if one.topic not in topics]
+        if strange:
+            raise UsageError(
+                f"a series is of topic {strange[0]}, which is not read", why=f"read are {', '.join(topics)}"
+            )
+        self._path: Path = flags["plot"]
+        self._scatter = Scatter(x, y, series, labels=(x_label, y_label))
+        self._scatter.require_drawable(self._path)
+        self.see = self._scatter.see
+
+    def conclude(self, app: App) -> None:
+        scatter = self._scatter
+        scatter.save(self._path)
+        counts = ", ".join(f"{name} {count:,}" for name, count in scatter.counts.items())
+        app.say(f"plot: {self._path} ({counts})")
+        for words in scatter.left_out:
+            app.say(f"  left out: {words}")
+
+
+def _field_and_label(text: str) -> tuple[str, str]:
+    name, _, label = text.partition("=")
+    return name, label or name
+
+
+_WATCHERS: dict[str, Callable[[tuple[str, ...], dict[str, Any]], _Watcher]] = {
+    "check_order": _OrderWatcher,
+    "plot": _PlotWatcher,
+}

@@ -20,6 +20,8 @@ from headrace.transport.client import Connection, make, unreachable
 Place = tuple[str, int]
 Isolation = Literal["committed", "uncommitted"]
 
+# Longer than a rebalance takes, shorter than patience lasts.
+_IDLE_S = 10.0
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
@@ -50,12 +52,12 @@ class Until:
 
     @classmethod
     def parse(cls, text: str) -> Until:
-        """`end` (what is there now), `idle:10s`, `count:100`, `never`, or a time."""
+        """`end` (what is there now), `idle` or `idle:10s`, `count:100`, `never`, or a time."""
         kind, _, rest = text.partition(":")
         if text in {"end", "never"}:
             return cls(text)  # type: ignore[arg-type]
         if kind == "idle":
-            return cls("idle", parse_span(rest))
+            return cls("idle", parse_span(rest) if rest else _IDLE_S)
         if kind == "count" and rest.isdigit():
             return cls("count", int(rest))
         return cls("time", parse_time(text))

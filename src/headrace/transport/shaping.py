@@ -263,15 +263,16 @@ def parse_route(text: str, topic: str) -> Route | RouteFunction:
             f"the route {text!r} cannot be read",
             hint="FIELD:VALUE=TOPIC/PARTITION,…  as in species:setosa=iris/1,versicolor=iris/0+1  or FILE.py:FUNCTION",
         )
-    return Route(name, {value: _target(target, topic) for value, _, target in entries})
+    return Route(name, {value: parse_target(target, topic) for value, _, target in entries})
 
 
-def _target(text: str, default_topic: str) -> Target:
+def parse_target(text: str, default_topic: str) -> Target:
+    """`TOPIC`, `TOPIC/1` or `TOPIC/0+1`."""
     topic, slash, partitions = text.partition("/")
     try:
         return topic or default_topic, tuple(int(p) for p in partitions.split("+")) if slash else ()
     except ValueError:
-        raise UsageError(f"{text!r} is no target of a route", hint="TOPIC, TOPIC/1 or TOPIC/0+1") from None
+        raise UsageError(f"{text!r} is no topic and partition", hint="TOPIC, TOPIC/1 or TOPIC/0+1") from None
 
 
 def _function_in(text: str) -> RouteFunction:
