@@ -18,8 +18,9 @@ from headrace.errors import Failed, Unreachable
 from headrace.runtime.waiting import eventually
 from headrace.transport.client import Connection, HasBootstrap
 from headrace.transport.consume import consume
-from headrace.transport.marks import MARKS, Fenced, Mark, MarkedWriter, Records, prepare, read_mark, settle
+from headrace.transport.marks import MARKS, Mark, MarkedWriter, prepare, read_mark, settle
 from headrace.transport.partitioner import partition_of
+from headrace.transport.writer import Fenced, Records
 
 MakeTopic = Callable[..., str]
 
@@ -46,7 +47,7 @@ def records(topic: str, *values: bytes, key: bytes | None = b"k") -> Records:
 def write(writer: MarkedWriter, topic: str, batch: int, *values: bytes) -> None:
     writer.begin()
     writer.send(records(topic, *values))
-    writer.commit(Mark(batch, len(values)))
+    writer.commit_batch(Mark(batch, len(values)))
 
 
 def values_in(connection: Connection, topic: str) -> list[bytes | None]:
@@ -87,7 +88,7 @@ def test_a_writer_that_hung_cannot_commit_any_more(
     assert not newcomer.has(0)
     write(newcomer, topic, 0, b"from the newcomer")
     with pytest.raises(Fenced, match="was replaced by another one"):
-        zombie.commit(Mark(0, 1))
+        zombie.commit_batch(Mark(0, 1))
     zombie.close()
     assert values_in(connection, topic) == [b"from the newcomer"]
 
@@ -109,7 +110,8 @@ def test_a_writer_that_was_replaced_while_idle_is_told_with_its_first_record(
 _DYING = """
     import os, signal, sys
     from headrace.transport.client import Connection
-    from headrace.transport.marks import Mark, MarkedWriter, Records
+    from headrace.transport.marks import Mark, MarkedWriter
+    from headrace.transport.writer import Records
 
     bootstrap, name, topic, point = sys.argv[1:]
 
@@ -134,7 +136,7 @@ _DYING = """
     at("sent")
     writer.flush()
     at("flushed")
-    writer.commit(Mark(7, 3))
+    writer.commit_batch(Mark(7, 3))
 """
 
 

@@ -21,8 +21,9 @@ from headrace.pipeline import kafka_sink
 from headrace.pipeline.kafka_sink import KafkaTarget, SinkResult, prepare, write_exactly_once
 from headrace.transport.client import Connection, HasBootstrap
 from headrace.transport.consume import consume
-from headrace.transport.marks import Mark, MarkedWriter, Records
+from headrace.transport.marks import Mark, MarkedWriter
 from headrace.transport.produce import produce
+from headrace.transport.writer import Records
 from tests.spark import faults
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def test_a_batch_of_which_one_task_was_done(
     done = MarkedWriter(connection, target.name_of(0))
     done.begin()
     done.send(Records([topic], [None], [b"1000"], None, str))
-    done.commit(Mark(4, 1))
+    done.commit_batch(Mark(4, 1))
     result = write_exactly_once(numbers(spark, topic, 0), target)
     found = seen(connection, topic)
     assert found.pop(1000) == 1
@@ -189,6 +190,7 @@ def test_a_worker_is_killed(
 
 _KILLS = int(os.environ.get("SINK_KILLS", "3"))
 _RECORDS = 3000
+_PROJECT = Path(__file__).parents[2]
 
 
 def test_the_driver_is_killed(connection: Connection, headrace_topic: MakeTopic, tmp_path: Path) -> None:
@@ -202,7 +204,8 @@ def test_the_driver_is_killed(connection: Connection, headrace_topic: MakeTopic,
         point = chance.choice(points) if kills < _KILLS else "never"
         batch = chance.randrange(kills, kills + 2)
         script = [sys.executable, "-m", "tests.spark.killed_query", connection.bootstrap, source, topic]
-        done = subprocess.run([*script, str(tmp_path / "query"), point, str(batch)], check=False, timeout=200)
+        words = [*script, str(tmp_path / "query"), point, str(batch)]
+        done = subprocess.run(words, cwd=_PROJECT, check=False, timeout=200)
         if done.returncode == 0:
             break
         assert done.returncode == -9

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from headrace import errors
 from headrace.errors import Failed, HeadraceError
 from headrace.transport.client import Connection
-from headrace.transport.marks import Mark, MarkedWriter, Records, prepare, settle
+from headrace.transport.marks import Mark, MarkedWriter, prepare, settle
+from headrace.transport.writer import Records
 
 if TYPE_CHECKING:
     import pyarrow
@@ -142,7 +143,7 @@ def write_chunks(target: KafkaTarget, task: int, chunks: Iterator[pyarrow.Record
         for chunk in chunks:
             writer.send(_records(chunk, task))
             count += chunk.num_rows
-        writer.commit(Mark(target.batch, count))
+        writer.commit_batch(Mark(target.batch, count))
     except BaseException:
         _forget(name)
         raise
