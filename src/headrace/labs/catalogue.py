@@ -10,10 +10,10 @@ from headrace.errors import UsageError
 from headrace.labs.lab import Lab
 
 NAMES = (
-    "quickstart", "replication", "offsets",
+    "quickstart", "replication", "offsets", "connect",
     "iris",
     "transport", "storage", "producers", "concurrent", "keys", "flush", "groups", "transactions",
-    "rebalance",
+    "rebalance", "configs", "avro", "upgrade",
     "customers",
 )  # fmt: skip
 

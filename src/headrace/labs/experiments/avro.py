@@ -1,0 +1,184 @@
+"""Avro and a schema registry: what fits is written, what does not is refused.
+
+Taxi rides are written with a schema that a registry keeps: the record carries five bytes that name it. A ride that does
+not fit its schema is not written. Then the schema changes. A change that would break readers of the old records,
+payment_type from int to string, is refused by the registry with HTTP 409 and the reason; a new field with a default is
+accepted. From then on the topic holds records of two versions, and both old and new readers can read all of them.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections import Counter
+from typing import Any
+from urllib.parse import urlsplit
+
+from headrace import consume, produce
+from headrace.errors import CodecError, Incompatible
+from headrace.labs.expect import contains
+from headrace.labs.lab import Lab, Needs, Parameter
+from headrace.labs.workbench import Workbench
+from headrace.samples import ride_key_schema, ride_schema, taxi
+from headrace.transport.codec import Decoded, SchemaCodec
+from headrace.transport.inputs import InputOptions
+from headrace.transport.produce import ProduceOptions
+from headrace.transport.reading import ConsumeOptions
+from headrace.transport.schemas import Registry, Schema
+from headrace.transport.shaping import Shaping
+
+TOPIC = "datatalkclub.yellow_taxi_rides"
+_FIELDS = ("vendorId", "passenger_count", "trip_distance", "payment_type", "total_amount")
+
+
+def run(lab: Workbench) -> None:
+    topic = lab.topic(TOPIC, partitions=2)
+    with Registry(lab.cluster.registry) as registry:
+        for part in ("key", "value"):
+            drop_subject(registry, f"{topic}-{part}")
+            lab.finally_(drop_subject, registry, f"{topic}-{part}")
+        _first_version(lab, registry, topic)
+        _what_does_not_fit(lab, registry, topic)
+        _refused(lab, registry, topic)
+        _accepted(lab, registry, topic)
+
+
+def _first_version(lab: Workbench, registry: Registry, topic: str) -> None:
+    lab.step("Rides with a key and a value", "The key is {vendorId}; both have a schema in the registry.")
+    lab.output(ride_schema(1), most=14)
+    lab.shows(
+        f"headrace sample taxi --shape v1 --records {lab.p.rides} --format ndjson -o rides.ndjson",
+        f"headrace produce {topic} rides.ndjson --value avro:ride.avsc --key-codec avro:ride_key.avsc",
+    )
+    rides = list(taxi(lab.p.rides, lab.seed, shape="v1"))
+    sent = produce(lab.cluster, topic, rides, options=ProduceOptions(shaping=writing(registry, topic, ride_schema(1))))
+    lab.check("records acknowledged", lab.p.rides, sent.acknowledged)
+    lab.shows("headrace schema list", f"headrace schema show {topic}-value")
+    lab.check("subjects", {f"{topic}-key", f"{topic}-value"}, {s for s in registry.subjects() if s.startswith(topic)})
+
+    lab.shows(f"headrace consume {topic} --value registry --key-codec registry --json")
+    found = list(consume(lab.cluster, topic, options=_reading(registry, topic)))
+    pairs = [(_value(r.decoded_key), _value(r.decoded)) for r in found]
+    lab.output([f"key: {key} value: {value}" for key, value in pairs], most=3)
+    lab.check("records read", lab.p.rides, len(found))
+    lab.check("fields of a value", list(_FIELDS), list(pairs[0][1]))
+    lab.check("the key is the vendor's", True, all(key == {"vendorId": value["vendorId"]} for key, value in pairs))
+    lab.check("rides by vendor", dict(sorted(Counter(r["vendorId"] for r in rides).items())),
+              dict(sorted(Counter(value["vendorId"] for _, value in pairs).items())))  # fmt: skip
+    lab.check("bytes in front of the Avro data: a zero and the schema's id", [0, registry.version(f"{topic}-value").id],
+              [(found[0].value or b"x")[0], int.from_bytes((found[0].value or b"")[1:5], "big")])  # fmt: skip
+
+
+def _what_does_not_fit(lab: Workbench, registry: Registry, topic: str) -> None:
+    lab.step(
+        "Rides that do not fit",
+        "A word for a number, a missing field, a number too large: each is an error of its own.",
+    )
+    good: dict[str, Any] = next(iter(taxi(1, lab.seed, shape="v1")))
+    lacking = {name: value for name, value in good.items() if name != "total_amount"}
+    bad = [{**good, "payment_type": "cash"}, lacking, {**good, "passenger_count": 2**40}]
+    pieces: list[str] = []
+    options = ProduceOptions(
+        shaping=writing(registry, topic, ride_schema(1)),
+        input=InputOptions(on_bad="set-aside", set_aside=lambda piece: pieces.append(piece.reason)),
+    )
+    report = produce(lab.cluster, topic, [*bad, good], options=options)
+    lab.output(pieces)
+    lab.check("written", 1, report.acknowledged)
+    lab.check("set aside with the reason", 3, len(pieces))
+    lab.check("the first reason names the field", contains("payment_type"), pieces[0])
+
+
+def _refused(lab: Workbench, registry: Registry, topic: str) -> None:
+    lab.step("payment_type becomes a string", "Whoever reads with the new schema could not read the old records.")
+    changed = ride_schema(1).replace(
+        '"name": "payment_type", "type": "int"', '"name": "payment_type", "type": "string"'
+    )
+    subject = f"{topic}-value"
+    status, words = _post(registry, f"/subjects/{subject}/versions", {"schema": changed})
+    lab.shows(f"headrace schema register {subject} ride_string.avsc")
+    lab.check("the registry's answer", 409, status)
+    lab.output([words])
+    refusal = ""
+    try:
+        registry.register(subject, Schema(changed))
+    except Incompatible as error:
+        refusal = str(error)
+    lab.output(refusal)
+    lab.check("the reason names the field", contains("payment_type"), refusal)
+    lab.check("and both types", True, "int" in refusal and "string" in refusal)
+    lab.check("versions of the subject", [1], registry.versions(subject))
+
+
+def _accepted(lab: Workbench, registry: Registry, topic: str) -> None:
+    lab.step("A new field with a default", "tip_amount is 0 for whoever has none.")
+    subject = f"{topic}-value"
+    lab.shows(f"headrace schema check {subject} ride_v2.avsc", f"headrace schema register {subject} ride_v2.avsc",
+              f"headrace produce {topic} newer.ndjson --value avro:{subject}")  # fmt: skip
+    lab.check("the registry would take it", True, registry.check(subject, Schema(ride_schema(2))).compatible)
+    newer = list(taxi(lab.p.rides, lab.seed + 1, shape="v2"))
+    produce(lab.cluster, topic, newer, options=ProduceOptions(shaping=writing(registry, topic, ride_schema(2))))
+    lab.check("versions of the subject", [1, 2], registry.versions(subject))
+
+    total = 2 * lab.p.rides + 1
+    rows = []
+    for version, fields in ((1, 5), (2, 6)):
+        reader = SchemaCodec(registry, reader=Schema(ride_schema(version)), subject=subject)
+        read = list(consume(lab.cluster, topic, options=ConsumeOptions(value_codec=reader)))
+        values = [_value(record.decoded) for record in read]
+        errors = sum(isinstance(record.decoded, CodecError) for record in read)
+        rows.append((f"version {version}", len(read), errors, len(values[0])))
+        lab.check(f"reader of version {version}: records read", total, len(values) - errors)
+        lab.check(f"reader of version {version}: fields of every record", {fields}, {len(value) for value in values})
+        if version == 2:
+            old = [_value(r.decoded) for r in read if r.decoded and not isinstance(r.decoded, CodecError)
+                   and r.decoded.schema_version == 1]  # fmt: skip
+            lab.check("old records have the default tip", {0.0}, {value["tip_amount"] for value in old})
+    lab.table("one topic, two versions, two readers", ["reader", "records", "errors", "fields"], rows)
+
+
+def writing(registry: Registry, topic: str, schema: str) -> Shaping:
+    """Writes values with this schema, registered under the topic, and keys with the key's."""
+    value, key = Schema(schema), Schema(ride_key_schema())
+    return Shaping(
+        value_codec=SchemaCodec(registry, written=(registry.register(f"{topic}-value", value), value)),
+        key_codec=SchemaCodec(registry, written=(registry.register(f"{topic}-key", key), key)),
+    )
+
+
+def _reading(registry: Registry, topic: str) -> ConsumeOptions:
+    return ConsumeOptions(
+        value_codec=SchemaCodec(registry, subject=f"{topic}-value"),
+        key_codec=SchemaCodec(registry, subject=f"{topic}-key"),
+    )
+
+
+def _value(decoded: Decoded | CodecError | None) -> Any:
+    return decoded.value if isinstance(decoded, Decoded) else {}
+
+
+def _post(registry: Registry, path: str, body: dict[str, Any]) -> tuple[int, str]:
+    """The registry's own words, without any client between."""
+    parts = urlsplit(registry.url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
+    try:
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/vnd.schemaregistry.v1+json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def drop_subject(registry: Registry, subject: str) -> None:
+    """The subject is gone for good, if it was there."""
+    if subject in registry.subjects(deleted=True):
+        registry.delete(subject, hard=True)
+
+
+LAB = Lab(
+    "S3",
+    ("S3.6", "S3.7"),
+    run,
+    needs=Needs(services=("registry",)),
+    parameters=(Parameter("rides", 1000, "rides of each version", fast=200),),
+)

@@ -1,0 +1,215 @@
+"""The settings that everybody meets first, each shown to work.
+
+    retention.ms          old segments vanish, the numbering goes on
+    cleanup.policy        compact keeps the last value of each key, and forgets the earlier ones
+    partitions            can grow, and never shrink
+    auto.offset.reset     where a group begins that has no offset yet: earliest or latest
+    acks                  what a producer waits for: 0 nothing, 1 the leader, all every replica in the ISR
+
+Kafka looks for something to delete every five minutes and for something to compact every 15 seconds. The labs' cluster
+looks every second, else this would be a lab about waiting.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from headrace import consume, produce
+from headrace.errors import UsageError
+from headrace.labs.clusters import OWN_SETTINGS
+from headrace.labs.expect import at_least, at_most, contains
+from headrace.labs.figures import BLUE
+from headrace.labs.lab import Lab, Needs, Parameter
+from headrace.labs.workbench import Workbench
+from headrace.transport.groups import Groups
+from headrace.transport.produce import ProduceOptions
+from headrace.transport.reading import ConsumeOptions
+from headrace.transport.shaping import Shaping
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_WARM_UP = 20
+
+
+def run(lab: Workbench) -> None:
+    _retention(lab)
+    _compaction(lab)
+    _partitions(lab)
+    _offset_reset(lab)
+    _acks(lab)
+
+
+def _retention(lab: Workbench) -> None:
+    keeps_ms = int(lab.p.retention_s * 1000)
+    lab.step(
+        f"retention.ms={keeps_ms}", "A segment whose youngest record is older than that is deleted as a whole file."
+    )
+    configs = {"retention.ms": str(keeps_ms), "segment.ms": "500", "file.delete.delay.ms": "100"}
+    topic = lab.topic("expiring", configs=configs)
+    first = produce(lab.cluster, topic, (f"old {n}" for n in range(lab.p.records))).acknowledged
+    before = _segments(lab, topic)
+    youngest = max(record.timestamp_ms for record in consume(lab.cluster, topic))
+    lab.check("records before", first, lab.admin.describe(topic).records)
+    lab.until(lambda: not lab.admin.describe(topic).records, lab.p.retention_s + 60, "the expiry")
+    age = time.time() - youngest / 1000
+    lab.measure("age of the youngest record when all were gone", age, "s")
+    lab.check("not before their time", at_least(lab.p.retention_s, "s"), age)
+    after = lab.admin.describe(topic).partitions[0]
+    lab.check("first offset now", first, after.begin)
+    lab.until(lambda: not set(before) & set(_segments(lab, topic)), 30, "the removal of the files")
+    lab.table("log files on disk", ["", "files"], [("before", before), ("after", _segments(lab, topic))])
+    lab.check("old files that are still there", set(), set(before) & set(_segments(lab, topic)))
+    again = produce(lab.cluster, topic, ["new"])
+    lab.check("the next record's offset", first, again.partitions[topic][0].first_offset)
+
+
+def _segments(lab: Workbench, topic: str) -> list[str]:
+    """The names of the log files of partition 0, on the broker that leads it."""
+    leader = lab.admin.topic(topic).partitions[0].leader
+    folder = lab.cluster.home.node(f"broker-{leader}") / "data" / f"{topic}-0"
+    return sorted(file.name for file in folder.glob("*.log"))
+
+
+def _compaction(lab: Workbench) -> None:
+    keys, rounds = lab.p.keys, 5
+    lab.step("cleanup.policy=compact", f"{keys} keys get {rounds} values each; only the last one of each must stay.")
+    configs = {"cleanup.policy": "compact", "segment.ms": "500", "min.cleanable.dirty.ratio": "0.01",
+               "min.compaction.lag.ms": "0", "delete.retention.ms": "100"}  # fmt: skip
+    topic = lab.topic("latest", configs=configs)
+    options = ProduceOptions(shaping=Shaping(key_field="key"))
+    rows = [{"key": f"k{key}", "value": number} for number in range(1, rounds + 1) for key in range(keys)]
+    lab.shows(f"headrace produce {topic} values.ndjson --key-field key")
+    produce(lab.cluster, topic, rows, options=options)
+    lab.check("values before", keys * rounds, sum(1 for _ in consume(lab.cluster, topic)))
+
+    def compacted() -> bool:
+        # Only closed segments are compacted, and a segment is closed by the next record after its time.
+        produce(lab.cluster, topic, [{"key": "closing", "value": 0}], options=options)
+        return bool(len(_values(lab, topic, "k")) == keys)
+
+    lab.until(compacted, 90, "the compaction", every_s=1.0)
+    left = _values(lab, topic, "k")
+    lab.check("values of these keys that are left", keys, len(left))
+    lab.check("they are the last ones", {rounds}, {value for _, value in left})
+    lab.check("keys that are left", keys, len({key for key, _ in left}))
+    offsets = sorted(record.offset for record in consume(lab.cluster, topic))
+    lab.check("offsets stay what they were", at_least(keys * (rounds - 1)), offsets[0])
+
+
+def _values(lab: Workbench, topic: str, prefix: str) -> list[tuple[str, int]]:
+    records = (json.loads(record.value or b"") for record in consume(lab.cluster, topic))
+    return [(row["key"], row["value"]) for row in records if row["key"].startswith(prefix)]
+
+
+def _partitions(lab: Workbench) -> None:
+    lab.step("partitions", "More of them let more consumers read at once; there is no way back.")
+    topic = lab.topic("growing", partitions=2)
+    lab.shows(f"headrace topic alter {topic} --partitions 4", f"headrace topic alter {topic} --partitions 2")
+    lab.admin.alter_topic(topic, partitions=4)
+    lab.check("partitions after growing", 4, len(lab.admin.topic(topic).partitions))
+    refused = ""
+    try:
+        lab.admin.alter_topic(topic, partitions=2)
+    except UsageError as error:
+        refused = error.why or ""
+    lab.check("shrinking is refused", contains("cannot remove partitions"), refused)
+    lab.check("replication factor", 3, lab.admin.topic(topic).replication)
+
+
+def _offset_reset(lab: Workbench) -> None:
+    lab.step(
+        "auto.offset.reset", "Two new groups on a topic with records; one begins at the beginning, one at the end."
+    )
+    topic = lab.topic("resetting")
+    produce(lab.cluster, topic, (f"before {n}" for n in range(10)))
+    seen: dict[str, int] = {}
+    for reset in ("earliest", "latest"):
+        group = lab.group(f"lab-configs-{reset}")
+        lab.shows(f"headrace consume {topic} --group {group} --set auto.offset.reset={reset}")
+        options = ConsumeOptions(group=group, settings={"auto.offset.reset": reset})
+        seen[reset] = sum(1 for _ in consume(lab.cluster, topic, options=options))
+    lab.check("earliest: records of the past", 10, seen["earliest"])
+    lab.check("latest: records of the past", 0, seen["latest"])
+    produce(lab.cluster, topic, (f"after {n}" for n in range(5)))
+    group = "lab-configs-latest"
+    lab.check("latest: records that came afterwards", 5, sum(1 for _ in consume(lab.cluster, topic, group=group)))
+    with Groups(lab.cluster) as groups:
+        lab.check("where it stands then", [15], [offset.committed for offset in groups.describe(group).offsets or ()])
+
+
+def _acks(lab: Workbench) -> None:
+    lab.step("acks", "The same records with 0, 1 and all: one after another (how long each takes), and in bulk.")
+    topic = lab.topic("acknowledged", partitions=3)
+    rows: list[tuple[str, float, float, str]] = []
+    latencies: dict[str, list[float]] = {}
+    for acks in ("0", "1", "all"):
+        lab.shows(f"headrace produce {topic} numbers.txt --acks {acks} --no-idempotence")
+        settings = {"acks": acks, "enable.idempotence": False}
+        before = _grown(lab, topic, 0) + lab.p.singles + _WARM_UP
+        waits, offsets = _one_by_one(lab, topic, settings)
+        lab.until(partial(_has_grown, lab, topic, before), 30, "the arrival of the single records")
+        bulk = produce(
+            lab.cluster, topic, (b"%0100d" % n for n in range(lab.p.bulk)), options=ProduceOptions(settings=settings)
+        )
+        # With acks=0 they are on their way when the producer is done with them.
+        lab.until(partial(_has_grown, lab, topic, before + lab.p.bulk), 30, "the arrival of all records")
+        latencies[acks] = waits
+        rows.append((acks, median(waits) * 1000, bulk.acknowledged / bulk.seconds, "known" if offsets else "unknown"))
+        lab.check(f"acks={acks}: records in the topic", lab.p.bulk, _grown(lab, topic, before))
+    lab.table("measured", ["acks", "one record, ms (median)", "in bulk, records/s", "offset in the report"], rows)
+    lab.check("acks=0: the report knows no offset, because nobody answered", "unknown", rows[0][3])
+    lab.check("acks=1 and all: it does", ["known", "known"], [rows[1][3], rows[2][3]])
+    lab.check("acks=0 waits less than acks=all", at_most(median(latencies["all"])), median(latencies["0"]))
+    lab.figure("acks", "How long one record takes, by acks", lambda figure: _draw(figure, latencies), height=2.6)
+
+
+def _grown(lab: Workbench, topic: str, before: int) -> int:
+    return (lab.admin.describe(topic).records or 0) - before
+
+
+def _has_grown(lab: Workbench, topic: str, to: int) -> bool:
+    return _grown(lab, topic, to) >= 0
+
+
+def _one_by_one(lab: Workbench, topic: str, settings: dict[str, Any]) -> tuple[list[float], bool]:
+    """Seconds from each record to its report, and whether reports name an offset."""
+    producer = lab.connection.producer({**settings, "linger.ms": 0})
+    offsets: list[int | None] = []
+    waits: list[float] = []
+    for number in range(lab.p.singles + _WARM_UP):
+        began = time.monotonic()
+        producer.produce(topic, str(number), on_delivery=lambda _, message: offsets.append(message.offset()))
+        producer.flush(30)
+        if number >= _WARM_UP:
+            waits.append(time.monotonic() - began)
+    return waits, all(offset is not None and offset >= 0 for offset in offsets)
+
+
+def _draw(figure: Figure, latencies: Mapping[str, Iterable[float]]) -> None:
+    axes = figure.subplots()
+    values = [[seconds * 1000 for seconds in waits] for waits in latencies.values()]
+    axes.boxplot(values, orientation="horizontal", showfliers=False, widths=0.5,
+                 medianprops={"color": BLUE, "linewidth": 2}, tick_labels=[f"acks={a}" for a in latencies])  # fmt: skip
+    axes.set_xlabel("milliseconds")
+    axes.set_xlim(0)
+
+
+LAB = Lab(
+    "S3",
+    ("S3.4",),
+    run,
+    needs=Needs(kafka=OWN_SETTINGS),
+    parameters=(
+        Parameter("records", 1000, "records that expire", fast=200),
+        Parameter("retention_s", 5.0, "seconds that they are kept", fast=2.0),
+        Parameter("keys", 20, "keys of the compacted topic"),
+        Parameter("singles", 300, "records that are sent one after another, for each acks", fast=100),
+        Parameter("bulk", 100_000, "records that are sent in bulk, for each acks", fast=10_000),
+    ),
+)

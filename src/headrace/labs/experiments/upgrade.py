@@ -1,0 +1,154 @@
+"""An incompatible change, by two topics side by side.
+
+A change that breaks readers cannot go into the topic that they read. So the new schema gets a topic of its own, and for
+a while both are filled with the same rides, each with its schema: that is the upgrade window. The consumers move one by
+one, each when it is ready, and lose nothing; when the last one has moved, the old topic is no longer written to, and
+removed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from headrace import consume, produce
+from headrace.errors import Incompatible
+from headrace.labs.experiments.avro import drop_subject, writing
+from headrace.labs.lab import Lab, Needs, Parameter
+from headrace.labs.workbench import Workbench
+from headrace.samples import ride_schema, taxi
+from headrace.transport.codec import Decoded, SchemaCodec
+from headrace.transport.produce import ProduceOptions
+from headrace.transport.reading import ConsumeOptions
+from headrace.transport.schemas import Registry, Schema
+
+_OLD, _NEW = "rides.v1", "rides.v2"
+_CONSUMERS = ("billing", "reporting", "fraud")
+_WORDS = {1: "card", 2: "cash", 3: "no charge", 4: "dispute"}
+
+
+def run(lab: Workbench) -> None:
+    lab.topic(_OLD, partitions=2)
+    lab.topic(_NEW, partitions=2)
+    groups = {name: lab.group(f"lab-upgrade-{name}") for name in _CONSUMERS}
+    with Registry(lab.cluster.registry) as registry:
+        for topic in (_OLD, _NEW):
+            for part in ("key", "value"):
+                drop_subject(registry, f"{topic}-{part}")
+        _window(lab, registry, groups)
+        for topic in (_OLD, _NEW):
+            for part in ("key", "value"):
+                drop_subject(registry, f"{topic}-{part}")
+
+
+def _window(lab: Workbench, registry: Registry, groups: dict[str, str]) -> None:
+    new_schema = _with_words(ride_schema(1))
+    rounds = iter(_rounds(lab))
+    lab.step("Before", "One topic, one schema, three consumers that read it as groups of their own.")
+    lab.shows(f"headrace produce {_OLD} rides.ndjson --value avro:ride.avsc")
+    _fill(lab, registry, next(rounds), [_OLD])
+    seen: dict[str, list[int]] = {name: [] for name in _CONSUMERS}
+    for name in _CONSUMERS:
+        seen[name] += _read(lab, registry, _OLD, groups[name])
+    lab.check("rides that each has read", {lab.p.rides}, {len(numbers) for numbers in seen.values()})
+
+    lab.step("The change is refused in the old topic", "payment_type becomes a word.")
+    refused = False
+    try:
+        registry.register(f"{_OLD}-value", Schema(new_schema))
+    except Incompatible:
+        refused = True
+    lab.check("incompatible", True, refused)
+
+    lab.step(
+        "The window opens", "From now on every ride goes into both topics, each time with the schema of the topic."
+    )
+    lab.shows(f"headrace produce {_OLD} rides.ndjson --value avro:ride.avsc",
+              f"headrace produce {_NEW} rides.ndjson --value avro:ride_words.avsc")  # fmt: skip
+    moved: dict[str, int] = {}
+    first_new = lab.p.rides
+    for at in range(len(_CONSUMERS)):
+        _fill(lab, registry, next(rounds), [_OLD, _NEW], new_schema)
+        for name in _CONSUMERS:
+            topic = _NEW if name in moved else _OLD
+            seen[name] += _read(lab, registry, topic, groups[name])
+        name = _CONSUMERS[at]
+        # It has read the old topic to its end; of the new one it skips the rides that it knows already.
+        moved[name] = len(seen[name])
+        lab.shows(f"headrace consume {_NEW} --group {groups[name]} --value registry")
+        known = _read(lab, registry, _NEW, groups[name])
+        again = [number for number in known if number in set(seen[name])]
+        lab.check(f"{name} moves: rides of the new topic that it knew already", len(seen[name]) - first_new, len(again))
+        seen[name] += [number for number in known if number not in set(seen[name])]
+    lab.table("who moved when", ["consumer", "after so many rides"], moved.items())
+
+    lab.step("The window closes", "The last consumer has moved: the old topic gets nothing more.")
+    _fill(lab, registry, next(rounds), [_NEW], new_schema)
+    for name in _CONSUMERS:
+        seen[name] += _read(lab, registry, _NEW, groups[name])
+    total = lab.p.rides * (len(_CONSUMERS) + 2)
+    for name in _CONSUMERS:
+        lab.check(f"{name}: rides read", total, len(set(seen[name])))
+        lab.check(f"{name}: rides read twice", 0, len(seen[name]) - len(set(seen[name])))
+    ends = {topic: lab.admin.describe(topic).records for topic in (_OLD, _NEW)}
+    lab.table("rides in the topics", ["topic", "rides"], ends.items())
+    lab.check("rides in the old topic", lab.p.rides * (len(_CONSUMERS) + 1), ends[_OLD])
+    lab.check("rides in the new one", lab.p.rides * (len(_CONSUMERS) + 1), ends[_NEW])
+    lab.shows(f"headrace topic delete {_OLD} --yes")
+    lab.admin.delete_topics([_OLD])
+    lab.check("the old topic is gone", False, _OLD in {topic.name for topic in lab.admin.topics()})
+
+
+def _with_words(schema: str) -> str:
+    """The schema with payment_type as a word: incompatible on purpose. The rides' number travels in total_amount."""
+    document = json.loads(schema)
+    for field in document["fields"]:
+        if field["name"] == "payment_type":
+            field.update(type="string", doc="card, cash, no charge or dispute")
+    return json.dumps(document)
+
+
+def _rounds(lab: Workbench) -> Iterator[list[dict[str, Any]]]:
+    """Rides by the round, each with its own number as the amount, so that it can be followed through both topics."""
+    number = 0
+    for at in range(len(_CONSUMERS) + 2):
+        rides = list(taxi(lab.p.rides, lab.seed + at, shape="v1"))
+        for ride in rides:
+            ride["total_amount"] = float(number)
+            number += 1
+        yield rides
+
+
+def _fill(
+    lab: Workbench, registry: Registry, rides: list[dict[str, Any]], topics: list[str], new_schema: str = ""
+) -> None:
+    for topic in topics:
+        rows = rides
+        schema = ride_schema(1)
+        if topic == _NEW:
+            rows = [{**ride, "payment_type": _WORDS[ride["payment_type"]]} for ride in rides]
+            schema = new_schema
+        report = produce(lab.cluster, topic, rows, options=ProduceOptions(shaping=writing(registry, topic, schema)))
+        lab.check(f"{topic}: rides written", len(rides), report.acknowledged)
+
+
+def _read(lab: Workbench, registry: Registry, topic: str, group: str) -> list[int]:
+    """The numbers of the rides that the group had not read yet; each payment type is what the topic's schema says."""
+    codec = SchemaCodec(registry, subject=f"{topic}-value")
+    kind = str if topic == _NEW else int
+    numbers: list[int] = []
+    for record in consume(lab.cluster, topic, options=ConsumeOptions(group=group, value_codec=codec)):
+        value = record.decoded.value if isinstance(record.decoded, Decoded) else {}
+        if isinstance(value.get("payment_type"), kind):
+            numbers.append(int(value["total_amount"]))
+    return numbers
+
+
+LAB = Lab(
+    "S3",
+    ("S3.8",),
+    run,
+    needs=Needs(services=("registry",)),
+    parameters=(Parameter("rides", 500, "rides of each round", fast=100),),
+)
