@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -16,6 +17,7 @@ from confluent_kafka.admin import (
 
 from headrace.cluster import Cluster
 from headrace.transport.admin import Admin, NewTopic
+from headrace.transport.produce import produce
 from tests.conftest import Headrace
 
 _AUTHORIZER = {
@@ -24,18 +26,27 @@ _AUTHORIZER = {
 }
 
 
-def rule(bootstrap: str, topic: str, operation: AclOperation, permission: AclPermissionType) -> None:
-    binding = AclBinding(
-        ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", operation, permission
-    )
+def rule(
+    bootstrap: str,
+    name: str,
+    operation: AclOperation,
+    permission: AclPermissionType,
+    resource: ResourceType = ResourceType.TOPIC,
+) -> None:
+    binding = AclBinding(resource, name, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", operation, permission)
     client = AdminClient({"bootstrap.servers": bootstrap})
     for future in client.create_acls([binding]).values():
         future.result(timeout=20)
 
 
-def test_a_refused_record_is_kept_with_the_reason(home: Path, run: Headrace) -> None:
-    cluster = Cluster(home, brokers=1, kafka=_AUTHORIZER)
-    cluster.up()
+@pytest.fixture
+def cluster(home: Path) -> Cluster:
+    guarded = Cluster(home, brokers=1, kafka=_AUTHORIZER)
+    guarded.up()
+    return guarded
+
+
+def test_a_refused_record_is_kept_with_the_reason(cluster: Cluster, home: Path, run: Headrace) -> None:
     Admin(cluster).create_topics([NewTopic("secret")])
     rule(cluster.bootstrap, "secret", AclOperation.WRITE, AclPermissionType.DENY)
     hidden = run("produce", "secret", home=home, stdin="hi")
@@ -47,3 +58,21 @@ def test_a_refused_record_is_kept_with_the_reason(home: Path, run: Headrace) -> 
     assert "0 records acknowledged, 1 failed, of 1 read" in refused.err
     kept = json.loads((run.folder / "secret.failed.ndjson").read_text())
     assert (kept["value"], kept["reason"]) == ("hi", "Broker: Topic authorization failed")
+
+
+def test_a_refused_reading_ends_and_says_so(cluster: Cluster, home: Path, run: Headrace) -> None:
+    assert produce(cluster, "secret", ["a", "b"], create=True).complete
+    assert run("consume", "secret", home=home).out.split() == ["a", "b"]
+    rule(cluster.bootstrap, "readers", AclOperation.READ, AclPermissionType.DENY, ResourceType.GROUP)
+    refused = run("consume", "secret", "--group", "readers", home=home)
+    assert (refused.code, refused.out) == (1, "")
+    assert "GROUP_AUTHORIZATION_FAILED" in refused.err
+
+    rule(cluster.bootstrap, "secret", AclOperation.DESCRIBE, AclPermissionType.ALLOW)
+    rule(cluster.bootstrap, "secret", AclOperation.READ, AclPermissionType.DENY)
+    for words in ((), ("--group", "others"), ("--group", "others", "--members", 2), ("--until", "idle:1s")):
+        refused = run("consume", "secret", *words, home=home)
+        assert (refused.code, refused.out) == (1, ""), words
+        assert "error: Kafka refused to go on reading" in refused.err
+        assert "TOPIC_AUTHORIZATION_FAILED" in refused.err
+        assert "processed a total of 0 records" in refused.err
