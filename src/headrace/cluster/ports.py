@@ -50,6 +50,11 @@ def choose_for_service(home: Home, cache: Path, first_choice: int, count: int) -
         return (first, *rest)
 
 
+def choose_once(first_choice: int) -> int:
+    """A port that is free now, for a process that remembers nothing."""
+    return first_choice if is_free(first_choice) else _anywhere(1, set())[0]
+
+
 def release(home: Home, cache: Path) -> None:
     """No port is reserved for `home` any more."""
     with _reservations(cache) as reserved:

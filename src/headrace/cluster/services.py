@@ -1,8 +1,8 @@
-"""The services beside the brokers: the schema registry and the Connect worker, each a process with care of its own.
+"""The services beside the brokers: schema registry, Connect worker and console, each a process with care of its own.
 
-Both bind loopback only. The registry keeps its schemas in an H2 file in its folder, or in Kafka if asked for; its
-process is Apicurio's, its address a short one (see `front`). The Connect worker is Kafka's own, distributed mode, on a
-plugin path of ours to which the user can add a folder.
+All bind loopback only; the console elsewhere too, if it is told to and has a password. The registry keeps its schemas
+in an H2 file in its folder, or in Kafka if asked for; its process is Apicurio's, its address a short one (see `front`).
+The Connect worker is Kafka's own, distributed mode, on a plugin path of ours to which the user can add a folder.
 """
 
 from __future__ import annotations
@@ -47,6 +47,11 @@ class Service(NodeProcess, ABC):
         return size_bytes(self.folder / "data")
 
     @property
+    def needs_kafka(self) -> bool:
+        """False if it can start before the brokers answer."""
+        return True
+
+    @property
     @abstractmethod
     def roles(self) -> str:
         """What `status` shows."""
@@ -71,6 +76,10 @@ class Registry(Service):
     def __init__(self, home: Home, spec: ClusterSpec, service: ServiceSpec) -> None:
         super().__init__(home, spec, service)
         self.front = Supervised(home.node("registry-front"))
+
+    @property
+    def needs_kafka(self) -> bool:
+        return self.service.storage == "kafka"
 
     def spawn(self, java: Java, jars: JarCache, cache: Path) -> None:  # noqa: ARG002 - Quarkus loads its classes itself
         self.write_folder()
@@ -211,6 +220,40 @@ class Connect(Service):
         archive.build_in_background(self.class_list, self.home.node("archive-connect"))
 
 
+class Console(Service):
+    """The web console: Python, like us."""
+
+    roles = "console"
+    needs_kafka = False
+
+    def __init__(self, home: Home, spec: ClusterSpec, service: ServiceSpec) -> None:
+        super().__init__(home, spec, service)
+        self.token_file = self.folder / "token"
+
+    @property
+    def data_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.folder.glob("history.sqlite*"))
+
+    @property
+    def entrance(self) -> str:
+        """The address with the token of this start: whoever opens it is let in."""
+        return f"{self.url}/login?token={self.token_file.read_text(encoding='ascii').strip()}"
+
+    def spawn(self, java: Java, jars: JarCache, cache: Path) -> None:  # noqa: ARG002 - it needs none of them
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        self.token_file.unlink(missing_ok=True)
+        self.output.unlink(missing_ok=True)
+        host = self.service.host or "127.0.0.1"
+        argv = [
+            sys.executable, "-m", "headrace.console", str(self.home.root), str(self.service.port), host,
+            self.process.marker,
+        ]  # fmt: skip
+        self.process.spawn(argv, output=self.output, environment=plain_environment())
+
+    def ready(self) -> bool:
+        return self.token_file.exists() and answers(self.service.port, "/api/health")
+
+
 class ServiceStarter:
     """Starts services and waits until they answer; what it has started ends with a failure."""
 
@@ -255,11 +298,11 @@ class ServiceStarter:
             service.has_ended()
 
 
-KINDS: Mapping[str, type[Service]] = {"registry": Registry, "connect": Connect}
+KINDS: Mapping[str, type[Service]] = {"registry": Registry, "connect": Connect, "console": Console}
 
 
 # The ports that stand in everybody's notes; a second port is for the process behind the address.
-FIRST_CHOICES: Mapping[str, tuple[int, int]] = {"registry": (8081, 2), "connect": (8083, 1)}
+FIRST_CHOICES: Mapping[str, tuple[int, int]] = {"registry": (8081, 2), "connect": (8083, 1), "console": (8080, 1)}
 
 
 def service_of(home: Home, spec: ClusterSpec, service: ServiceSpec) -> Service:

@@ -47,13 +47,14 @@ class Node:
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """A process beside the brokers: registry or connect. `inner_port` is behind the address that people use."""
+    """A process beside the brokers. `inner_port` is behind the address that people use; `host` is the console's."""
 
     name: str
     port: int
     inner_port: int = 0
     storage: str = "h2"
     plugins: str | None = None
+    host: str | None = None
 
     @property
     def ports(self) -> tuple[int, ...]:

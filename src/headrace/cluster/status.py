@@ -56,10 +56,11 @@ class ClusterStatus:
     problem: str | None = None
     registry: str | None = None
     connect: str | None = None
+    console: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Every address by name, then the rest."""
-        addresses = {"bootstrap": self.bootstrap, "registry": self.registry, "connect": self.connect, "console": None}
+        addresses = {name: getattr(self, name) for name in ("bootstrap", "registry", "connect", "console")}
         return {**addresses, **{name: value for name, value in asdict(self).items() if name not in addresses}}
 
 
@@ -78,6 +79,7 @@ def look(home: Home, spec: ClusterSpec, brokers: Sequence[Broker], services: Seq
         "kafka_version": spec.kafka_version,
         "registry": spec.url("registry"),
         "connect": spec.url("connect"),
+        "console": spec.url("console"),
     }
     running = [b for b in brokers if b.node.broker and b.process.state == "running"]
     if not running:

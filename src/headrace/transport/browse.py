@@ -16,8 +16,8 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from headrace.transport.expression import Expression
 from headrace.transport.fates import BrowsedRecord, Fates, Mark
 from headrace.transport.looks import Look
 from headrace.transport.offsets import Start
+from headrace.transport.records import JsonRecord
 from headrace.transport.survey import EARLIEST, LATEST, Survey
 from headrace.transport.topics import Topic
 
@@ -194,6 +195,26 @@ class Browser:
                 )
             marked = self._marked(found, [shown(self.look, messages[0], whole=True)])
             return marked[0], messages[0].value()
+
+    def lines(self, query: Query) -> Iterator[bytes]:
+        """The wanted records as lines of JSON like those of `consume --json`, forwards, piece by piece."""
+        start = Start("beginning") if query.start.kind == "end" else query.start
+        with self._lock:
+            topic = self._topic(query.topic)
+            spans = self._spans(topic, query.partitions or tuple(p.partition for p in topic.partitions))
+            covered = {number: (at, at) for number, at in self._firsts(replace(query, start=start), spans).items()}
+        left = query.limit
+        while left > 0:
+            ranges = _next_ranges(covered, spans, _SEARCHED_AT_ONCE, backwards=False)
+            if not ranges:
+                return
+            with self._lock:
+                read = self._read(ranges, query.topic)
+            wanted = [message for message in read.messages if query.matches(self.look, message)][:left]
+            left -= len(wanted)
+            for number, (low, high) in covered.items():
+                covered[number] = (low, max(high, read.reached.get(number, high)))
+            yield b"".join(msgspec.json.encode(JsonRecord.of(message)) + b"\n" for message in wanted)
 
     def marks(self, topic: str, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Mark]:
         """What became of the records at these partitions and offsets by now."""

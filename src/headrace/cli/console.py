@@ -1,0 +1,109 @@
+"""`headrace console`: the cluster in a browser."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from headrace.cli.app import App, any_kafka, cli, registry_option
+from headrace.cli.output import print_json
+
+if TYPE_CHECKING:
+    from headrace.console.server import Serving
+
+
+@cli.command("console")
+@click.option("--open/--no-open", "opens", default=None, help="Open a browser. [default: if there is a screen]")
+@click.option("--foreground", is_flag=True, help="Run here until Ctrl-C, not as a node of the cluster.")
+@click.option("--port", type=click.IntRange(1024, 65535), metavar="P", help="In the foreground. [default: a free one]")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="In the foreground; elsewhere with a password only."
+)
+@click.option(
+    "--password-file", type=click.Path(path_type=Path), metavar="FILE", help="Its first line is the password."
+)
+@click.option("--read-only", is_flag=True, help="In the foreground: show everything, change nothing.")
+@click.option("--connect", metavar="URL", help="A Connect worker. [default: the cluster's]")
+@registry_option
+@any_kafka
+@click.pass_obj
+def console(
+    app: App,
+    opens: bool | None,
+    foreground: bool,
+    port: int | None,
+    host: str,
+    password_file: Path | None,
+    read_only: bool,
+    connect: str | None,
+) -> None:
+    """Open the console: topics, records, lag, brokers and what changed, live in a browser.
+
+    The console is a node beside the cluster: it is started if it does not run, and stays up. For a foreign Kafka
+    (--bootstrap or -F) it runs in the foreground. The address that is printed lets its reader in.
+
+    \b
+    headrace console
+    headrace console --bootstrap kafka.example:9092 --read-only
+    """
+    if foreground or app.bootstrap or app.properties:
+        _serve(app, _serving(app, port, host, password_file, read_only, connect), opens)
+        return
+    cluster = app.cluster()
+    url = cluster.open_console()
+    if app.json:
+        print_json({"url": url, "address": cluster.console, "token_file": str(cluster.home.node("console") / "token")})
+    else:
+        click.echo(url)
+    _open(url, opens)
+
+
+def _serving(
+    app: App, port: int | None, host: str, password_file: Path | None, read_only: bool, connect: str | None
+) -> Serving:
+    from headrace.cluster.ports import choose_once
+    from headrace.console.__main__ import password_in
+    from headrace.console.server import Serving
+    from headrace.runtime.jars import default_cache
+
+    foreign = bool(app.bootstrap or app.properties)
+    connection = app.connection()
+    cluster = None if foreign else app.cluster()
+    folder = default_cache() / "consoles" / hashlib.sha256(connection.bootstrap.encode()).hexdigest()[:16]
+    return Serving(
+        folder=cluster.home.node("console") if cluster else folder,
+        port=port or choose_once(8080),
+        connection=connection,
+        home=cluster.home.root if cluster else None,
+        host=host,
+        password=password_in(password_file),
+        read_only=read_only,
+        registry=app.registry_url or os.environ.get("HEADRACE_REGISTRY"),
+        connect=connect,
+    )
+
+
+def _serve(app: App, serving: Serving, opens: bool | None) -> None:
+    from headrace.console.server import serve
+
+    serving.check()
+
+    def told(url: str) -> None:
+        click.echo(url)
+        app.say("the console runs until Ctrl-C")
+        _open(url, opens)
+
+    serve(serving, on_start=told)
+
+
+def _open(url: str, opens: bool | None) -> None:
+    """In a window of its own; a browser inside the terminal would only be in the way."""
+    has_screen = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    if opens or (opens is None and has_screen and sys.stdout.isatty()):
+        webbrowser.open(url)

@@ -1,0 +1,474 @@
+"""The JSON API: every page's twin, made of the same Snapshot, and every action of the pages.
+
+Answers are encoded by msgspec from the views themselves; their schemas stand in `/api/openapi.json`. A change needs the
+token of this start (`Authorization: Bearer …`) or a session with its CSRF token; `safety` sees to that before anything
+arrives here. Errors are what the command line says: problem, why, hint.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from headrace import __version__
+from headrace.console.desk import Desk, NewRecord
+from headrace.errors import Failed, HeadraceError, Unreachable, UsageError
+from headrace.monitor import metrics
+from headrace.monitor.events import Event
+from headrace.monitor.history import as_json
+from headrace.monitor.snapshot import (
+    BrokerView,
+    ConnectorView,
+    GroupView,
+    PipelineView,
+    Snapshot,
+    SubjectView,
+    TopicView,
+    encode,
+)
+from headrace.transport.browse import Page
+from headrace.transport.browse import Query as Wanted
+from headrace.transport.expression import Expression
+from headrace.transport.offsets import Start
+from headrace.transport.schemas import Schema
+from headrace.transport.topics import NewTopic
+
+# FastAPI looks these up by name, so they stand here.
+_From = Annotated[str, Query(alias="from", description="beginning, end, an offset, a time or -15min")]
+_Minutes = Annotated[float, Query(gt=0, le=130_000)]
+
+_MOST_RECORDS = 1000
+_MOST_EXPORTED = 1_000_000
+
+
+def _json(view: object, status: int = 200) -> Response:
+    return Response(encode(view), status, {"Cache-Control": "no-store"}, "application/json")
+
+
+def _described(kind: Any, meaning: str) -> dict[int | str, dict[str, Any]]:
+    """The answer of a route in OpenAPI's words, from the type that is encoded."""
+    schema, definitions = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
+    _DEFINITIONS.update(definitions)
+    return {200: {"description": meaning, "content": {"application/json": {"schema": schema[0]}}}}
+
+
+_DEFINITIONS: dict[str, Any] = {}
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class TopicBody(_Body):
+    """A topic to be; without numbers the brokers' defaults hold."""
+
+    name: str = Field(max_length=249)
+    partitions: int | None = Field(None, ge=1, le=100_000)
+    replication: int | None = Field(None, ge=1, le=100)
+    configs: dict[str, str] = {}
+
+
+class AlterBody(_Body):
+    """What shall change; a setting that is null goes back to its default."""
+
+    partitions: int | None = Field(None, ge=1, le=100_000)
+    configs: dict[str, str | None] = {}
+
+
+class RecordBody(_Body):
+    """A record to be written: texts as UTF-8; null as a value is a tombstone."""
+
+    value: str | None
+    key: str | None = None
+    headers: dict[str, str] = {}
+    partition: int | None = Field(None, ge=0)
+
+
+class ResetBody(_Body):
+    """Where a group shall go on; nothing happens unless `execute`."""
+
+    to: str = Field(examples=["beginning", "end", "1500", "shift:-100", "-1h", "2026-05-01T12:00"])
+    topics: list[str] = []
+    execute: bool = False
+
+
+class SchemaBody(_Body):
+    """A schema; `check` only tells whether the subject would take it."""
+
+    schema_: str = Field(alias="schema")
+    kind: Literal["AVRO", "JSON", "PROTOBUF"] = "AVRO"
+    check: bool = False
+
+
+class LevelBody(_Body):
+    level: str
+
+
+class ConnectorBody(_Body):
+    """A connector to be."""
+
+    name: str
+    config: dict[str, str]
+
+
+def add_api(app: FastAPI, desk: Desk, csrf: Callable[[Request], str | None]) -> None:
+    """The routes below /api, /metrics, and how errors are answered."""
+    router = APIRouter(prefix="/api")
+    _add_looks(router, desk, csrf)
+    _add_topics(router, desk)
+    _add_records(router, desk)
+    _add_groups(router, desk)
+    _add_beside(router, desk)
+    app.include_router(router)
+    app.add_api_route("/metrics", _metrics(desk), methods=["GET"], tags=["metrics"], summary="For Prometheus")
+    app.add_exception_handler(HeadraceError, _refused)
+    _describe(app)
+
+
+def _describe(app: FastAPI) -> None:
+    """What msgspec says about its types joins what FastAPI says about its own."""
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = made()
+        document.setdefault("components", {}).setdefault("schemas", {}).update(_DEFINITIONS)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    told = {"problem": str(error)}
+    status = 500
+    if isinstance(error, HeadraceError):
+        told = {k: v for k, v in (("problem", error.problem), ("why", error.why), ("hint", error.hint)) if v}
+        status = 400 if isinstance(error, UsageError) else 503 if isinstance(error, Unreachable) else 409
+        if isinstance(error, UsageError) and error.problem.startswith("there is no "):
+            status = 404
+    return _json(told, status)
+
+
+def _metrics(desk: Desk) -> Callable[[], Response]:
+    def read() -> Response:
+        return Response(metrics.text(desk.now), media_type=metrics.CONTENT_TYPE)
+
+    return read
+
+
+# -- looking ----------------------------------------------------------------------------------------------------
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """Health in one glance."""
+
+    title: str
+    health: str
+    complaints: tuple[str, ...]
+    read_only: bool
+    snapshot: Snapshot
+
+
+def _add_looks(router: APIRouter, desk: Desk, csrf: Callable[[Request], str | None]) -> None:
+    @router.get("/health", tags=["console"], summary="That the console lives; open to everybody")
+    def health() -> Response:
+        return _json({"status": "ok", "version": __version__})
+
+    @router.get("/session", tags=["console"], summary="The CSRF token of this session")
+    def session(request: Request) -> Response:
+        return _json({"csrf": csrf(request), "read_only": desk.read_only})
+
+    @router.get("/overview", tags=["cluster"], responses=_described(Overview, "Everything, as of the last look."))
+    def overview() -> Response:
+        now = desk.now
+        return _json(
+            Overview(
+                title=desk.title,
+                health=now.health,
+                complaints=now.complaints(),
+                read_only=desk.read_only,
+                snapshot=now,
+            )
+        )
+
+    @router.get("/brokers", tags=["cluster"], responses=_described(tuple[BrokerView, ...], "The brokers."))
+    def brokers() -> Response:
+        now = desk.now
+        return _json({"brokers": now.brokers, "quorum": now.quorum, "nodes": now.nodes})
+
+    @router.post("/nodes/{name}/{verb}", tags=["cluster"], summary="start, stop, restart, kill, pause or resume a node")
+    def node_action(name: str, verb: str) -> Response:
+        desk.node_action(verb, name)
+        return _json({"node": name, "done": verb})
+
+    @router.get("/events", tags=["cluster"], responses=_described(list[Event], "What changed, the newest first."))
+    def events(
+        since: float = 0,
+        topic: str | None = None,
+        group: str | None = None,
+        limit: Annotated[int, Query(le=5000)] = 200,
+    ) -> Response:
+        return _json(desk.history.events(since=since, topic=topic, group=group, most=limit))
+
+    @router.get("/history", tags=["cluster"], summary="Numbers over time")
+    def history(
+        metric: str,
+        kind: Literal["cluster", "topic", "group", "broker", "pipeline"] = "cluster",
+        name: str = "",
+        minutes: _Minutes = 60,
+        points: Annotated[int, Query(ge=2, le=5000)] = 400,
+    ) -> Response:
+        found = desk.history.series(kind, name, metric, since=time.time() - minutes * 60, most=points)
+        return _json({"kind": kind, "name": name, "metric": metric, "data": as_json(found)})
+
+
+# -- topics -----------------------------------------------------------------------------------------------------
+
+
+def _require_topic(desk: Desk, name: str) -> None:
+    if name not in desk.now.topics:
+        raise UsageError(f"there is no topic {name!r}", hint=f"headrace topic create {name}")
+
+
+def _add_topics(router: APIRouter, desk: Desk) -> None:
+    @router.get("/topics", tags=["topics"], responses=_described(list[TopicView], "All topics."))
+    def topics(internal: bool = False) -> Response:
+        return _json([topic for topic in desk.now.topics.values() if internal or not topic.internal])
+
+    @router.post("/topics", tags=["topics"], status_code=201)
+    def create(body: TopicBody) -> Response:
+        desk.create_topic(NewTopic(body.name, body.partitions, body.replication, body.configs))
+        return _json({"topic": body.name}, 201)
+
+    @router.get("/topics/{name}", tags=["topics"], summary="All that is known of a topic, settings too")
+    def topic(name: str) -> Response:
+        described = desk.describe_topic(name)
+        now = desk.now
+        return _json(
+            {
+                "now": now.topics.get(name),
+                "described": described.to_json(),
+                "groups": [group.group for group in now.groups.values() if name in group.topics],
+                "pipelines": [p.name for p in now.pipelines if name in p.sources],
+                "connectors": [c.name for c in now.connectors or () if name in c.topics],
+            }
+        )
+
+    @router.patch("/topics/{name}", tags=["topics"])
+    def alter(name: str, body: AlterBody) -> Response:
+        desk.alter_topic(name, body.partitions, body.configs)
+        return _json({"topic": name})
+
+    @router.delete("/topics/{name}", tags=["topics"])
+    def delete(name: str) -> Response:
+        desk.delete_topic(name)
+        return _json({"topic": name})
+
+    @router.post("/topics/{name}/clean", tags=["topics"], summary="Delete all records; the topic stays")
+    def clean(name: str) -> Response:
+        return _json(asdict(desk.clean_topic(name)))
+
+    @router.get("/topics/{name}/bytes", tags=["topics"], summary="Bytes stored over time, the last point is now")
+    def stored(name: str, minutes: _Minutes = 60) -> Response:
+        _require_topic(desk, name)
+        found = desk.history.series("topic", name, "bytes", since=time.time() - minutes * 60)
+        return _json({"topic": name, "data": as_json(found)})
+
+    @router.get("/topics/{name}/rates", tags=["topics"], summary="Records per second in and out, over time")
+    def rates(name: str, minutes: _Minutes = 60) -> Response:
+        _require_topic(desk, name)
+        since = time.time() - minutes * 60
+        found = {m: as_json(desk.history.series("topic", name, m, since=since)) for m in ("in", "out")}
+        return _json({"topic": name, **found})
+
+
+# -- records ----------------------------------------------------------------------------------------------------
+
+
+def wanted(
+    topic: str,
+    start: str,
+    limit: int,
+    partition: int | None = None,
+    key: str | None = None,
+    contains: str | None = None,
+    header: str | None = None,
+    where: str | None = None,
+) -> Wanted:
+    """The query that these words stand for."""
+    return Wanted(
+        topic,
+        start=Start.parse(start),
+        limit=limit,
+        partitions=() if partition is None else (partition,),
+        key=key or None,
+        contains=contains or None,
+        header=header or None,
+        expression=Expression(where) if where else None,
+    )
+
+
+def _add_records(router: APIRouter, desk: Desk) -> None:
+    @router.get("/topics/{name}/records", tags=["records"], responses=_described(Page, "Records with their marks."))
+    def records(
+        name: str,
+        start: _From = "end",
+        partition: Annotated[int | None, Query(ge=0)] = None,
+        limit: Annotated[int, Query(ge=1, le=_MOST_RECORDS)] = 50,
+        key: str | None = None,
+        contains: str | None = None,
+        header: str | None = None,
+        where: Annotated[str | None, Query(description='value.trip > 1000 and "bus" in key')] = None,
+    ) -> Response:
+        return _json(desk.browser.page(wanted(name, start, limit, partition, key, contains, header, where)))
+
+    @router.get("/topics/{name}/records/{partition}/{offset}", tags=["records"], summary="One record, whole")
+    def record(name: str, partition: int, offset: int) -> Response:
+        return _json(desk.browser.record(name, partition, offset)[0])
+
+    @router.get("/topics/{name}/records/{partition}/{offset}/value", tags=["records"], summary="Its value as bytes")
+    def value(name: str, partition: int, offset: int) -> Response:
+        found = desk.browser.record(name, partition, offset)[1]
+        if found is None:
+            raise UsageError(f"there is no value at {name}/{partition}/{offset}: it is null")
+        # As a file and as nothing that a browser would show: the value is anybody's.
+        file = f'attachment; filename="{name}-{partition}-{offset}.bin"'
+        return Response(found, headers={"Content-Disposition": file}, media_type="application/octet-stream")
+
+    @router.get("/topics/{name}/export", tags=["records"], summary="Records as lines of JSON")
+    def export(
+        name: str,
+        start: _From = "beginning",
+        partition: Annotated[int | None, Query(ge=0)] = None,
+        limit: Annotated[int, Query(ge=1, le=_MOST_EXPORTED)] = 10_000,
+        key: str | None = None,
+        contains: str | None = None,
+        header: str | None = None,
+        where: str | None = None,
+    ) -> Response:
+        query = wanted(name, start, limit, partition, key, contains, header, where)
+        desk.admin.topic(name)
+        return StreamingResponse(
+            desk.browser.lines(query),
+            media_type="application/x-ndjson",
+            headers={"Content-Disposition": f'attachment; filename="{name}.ndjson"'},
+        )
+
+    @router.post("/topics/{name}/records", tags=["records"], status_code=201)
+    def produce(name: str, body: RecordBody) -> Response:
+        partition, offset = desk.produce(
+            NewRecord(
+                name,
+                None if body.value is None else body.value.encode(),
+                None if body.key is None else body.key.encode(),
+                tuple((header, text.encode()) for header, text in body.headers.items()),
+                body.partition,
+            )
+        )
+        return _json({"topic": name, "partition": partition, "offset": offset}, 201)
+
+
+# -- groups -----------------------------------------------------------------------------------------------------
+
+
+def _add_groups(router: APIRouter, desk: Desk) -> None:
+    @router.get("/groups", tags=["groups"], responses=_described(list[GroupView], "All groups."))
+    def groups() -> Response:
+        return _json(list(desk.now.groups.values()))
+
+    @router.get("/groups/{name:path}/ownership", tags=["groups"], summary="Who owned which partition when")
+    def ownership(name: str, minutes: Annotated[float, Query(gt=0)] = 60) -> Response:
+        found = desk.history.ownership(name, since=time.time() - minutes * 60)
+        return _json([owned._asdict() for owned in found])
+
+    @router.post("/groups/{name:path}/reset", tags=["groups"], summary="Preview, or with execute do it")
+    def reset(name: str, body: ResetBody) -> Response:
+        act = desk.reset_group if body.execute else desk.plan_reset
+        return _json({"executed": body.execute, "plan": [asdict(p) for p in act(name, body.to, body.topics)]})
+
+    @router.get("/groups/{name:path}", tags=["groups"], responses=_described(GroupView, "One group."))
+    def group(name: str) -> Response:
+        found = desk.now.groups.get(name)
+        if found is None:
+            raise UsageError(f"there is no group {name!r}", hint="headrace group list")
+        return _json(found)
+
+    @router.delete("/groups/{name:path}", tags=["groups"])
+    def delete(name: str) -> Response:
+        desk.delete_group(name)
+        return _json({"group": name})
+
+
+# -- what stands beside -----------------------------------------------------------------------------------------
+
+
+def _add_beside(router: APIRouter, desk: Desk) -> None:
+    _add_schemas(router, desk)
+    _add_connectors(router, desk)
+
+    @router.get("/pipelines", tags=["pipelines"], responses=_described(list[PipelineView], "All pipelines."))
+    def pipelines() -> Response:
+        return _json(desk.now.pipelines)
+
+
+def _add_schemas(router: APIRouter, desk: Desk) -> None:
+    @router.get("/schemas", tags=["schemas"], responses=_described(list[SubjectView], "All subjects."))
+    def schemas() -> Response:
+        subjects = desk.now.subjects
+        if subjects is None:
+            raise Unreachable("the schema registry does not answer") if desk.now.registry else _nothing("registry")
+        return _json(subjects)
+
+    @router.get("/schemas/{subject:path}/versions/{version}", tags=["schemas"])
+    def version(subject: str, version: int) -> Response:
+        found = desk.registry.version(subject, version)
+        return _json({"subject": subject, "version": found.version, "id": found.id, **asdict(found.schema)})
+
+    @router.post("/schemas/{subject:path}/versions", tags=["schemas"], summary="Register, or only check")
+    def register(subject: str, body: SchemaBody) -> Response:
+        schema = Schema(body.schema_, body.kind)
+        if body.check:
+            return _json(asdict(desk.check_schema(subject, schema)))
+        return _json({"subject": subject, "id": desk.register_schema(subject, schema)}, 201)
+
+    @router.put("/schemas/{subject:path}/compatibility", tags=["schemas"])
+    def compatibility(subject: str, body: LevelBody) -> Response:
+        desk.set_compatibility(subject, body.level)
+        return _json({"subject": subject, "level": body.level})
+
+    @router.delete("/schemas/{subject:path}", tags=["schemas"])
+    def delete(subject: str) -> Response:
+        return _json({"subject": subject, "versions": desk.delete_subject(subject)})
+
+
+def _add_connectors(router: APIRouter, desk: Desk) -> None:
+    @router.get("/connectors", tags=["connectors"], responses=_described(list[ConnectorView], "All connectors."))
+    def connectors() -> Response:
+        found = desk.now.connectors
+        if found is None:
+            raise Unreachable("the Connect worker does not answer") if desk.now.connect else _nothing("connect")
+        return _json(found)
+
+    @router.post("/connectors", tags=["connectors"], status_code=201)
+    def create(body: ConnectorBody) -> Response:
+        return _json(asdict(desk.create_connector(body.name, body.config)), 201)
+
+    @router.post("/connectors/{name}/{verb}", tags=["connectors"], summary="pause, resume, stop or restart")
+    def act(name: str, verb: Literal["pause", "resume", "stop", "restart"]) -> Response:
+        found = desk.connector_action(verb, name)
+        return _json(asdict(found) if found else {"connector": name})
+
+    @router.delete("/connectors/{name}", tags=["connectors"])
+    def delete(name: str) -> Response:
+        desk.connector_action("delete", name)
+        return _json({"connector": name})
+
+
+def _nothing(service: str) -> Failed:
+    return Failed(f"there is no {service} beside this cluster", hint=f"headrace up --with {service}")

@@ -1,0 +1,256 @@
+"""`Desk`: what all pages and the API share: the watch, the past, a browser of records, and the hands that change.
+
+Everything that changes a cluster goes through here, so this is where a read-only console says no. The addresses were
+given when the console was started; nothing that a browser sends is ever used as one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeVar
+
+from headrace.cluster import Cluster
+from headrace.console.commands import Commands
+from headrace.errors import Failed, UsageError
+from headrace.monitor.events import Event
+from headrace.monitor.history import History
+from headrace.monitor.look import Target
+from headrace.monitor.sampler import Sampler
+from headrace.monitor.snapshot import NodeView, Snapshot
+from headrace.transport.admin import Admin
+from headrace.transport.browse import Browser
+from headrace.transport.connectors import Connectors, ConnectorStatus, SettingError
+from headrace.transport.groups import Groups, PlannedOffset, ResetTo
+from headrace.transport.looks import Look
+from headrace.transport.schemas import LEVELS, Level, Registry, Schema, Verdict
+from headrace.transport.topics import Cleaned, NewTopic, TopicDescription
+
+T = TypeVar("T")
+
+NODE_VERBS = ("start", "stop", "restart", "kill", "pause", "resume")
+CONNECTOR_VERBS = ("pause", "resume", "stop", "restart", "delete")
+_DELIVERY_S = 10.0
+
+
+@dataclass(frozen=True)
+class NewRecord:
+    """A record to be written. None as a value is a tombstone."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+    partition: int | None = None
+
+
+class Desk:
+    """One console's view of one Kafka."""
+
+    def __init__(self, target: Target, sampler: Sampler, history: History, *, read_only: bool = False) -> None:
+        self.target = target
+        self.sampler = sampler
+        self.history = history
+        self.read_only = read_only
+        self.look = Look(target.registry)
+        self.commands = Commands(
+            target.connection.bootstrap,
+            foreign=target.cluster is None,
+            registry=target.registry.url if target.registry else None,
+            connect=target.connectors.url if target.connectors else None,
+        )
+
+    @property
+    def now(self) -> Snapshot:
+        return self.sampler.latest
+
+    @property
+    def title(self) -> str:
+        """How this cluster is called: by its folder, or by its address."""
+        cluster = self.target.cluster
+        if cluster is None:
+            return self.target.connection.bootstrap.split(",")[0]
+        root = cluster.home.root
+        return root.parent.name if root.name == ".headrace" else root.name
+
+    @cached_property
+    def admin(self) -> Admin:
+        return Admin(self.target.connection)
+
+    @cached_property
+    def browser(self) -> Browser:
+        return Browser(self.target.connection, self.look)
+
+    def close(self) -> None:
+        for name in ("browser", "admin"):
+            if name in self.__dict__:
+                self.__dict__[name].close()
+
+    # -- topics -------------------------------------------------------------------------------------------------
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        return self.admin.describe(name)
+
+    def create_topic(self, topic: NewTopic) -> None:
+        self._change(lambda: self.admin.create_topics([topic]))
+
+    def alter_topic(self, name: str, partitions: int | None, configs: Mapping[str, str | None]) -> None:
+        self._change(lambda: self.admin.alter_topic(name, partitions=partitions, configs=configs))
+
+    def clean_topic(self, name: str) -> Cleaned:
+        return self._change(
+            lambda: self.admin.clean_topic(name), told=f"{name} was emptied from the console", topic=name
+        )
+
+    def delete_topic(self, name: str) -> None:
+        if name.startswith("__"):
+            raise UsageError(f"{name} is one of Kafka's own topics", why="groups or transactions would be lost with it")
+        self._change(lambda: self.admin.delete_topics([name]))
+
+    # -- records ------------------------------------------------------------------------------------------------
+
+    def produce(self, record: NewRecord) -> tuple[int, int]:
+        """Partition and offset of the record that was written."""
+        return self._change(lambda: self._deliver(record))
+
+    def _deliver(self, record: NewRecord) -> tuple[int, int]:
+        topic = self.admin.topic(record.topic)
+        if record.partition is not None and record.partition >= len(topic.partitions):
+            raise UsageError(
+                f"{record.topic} has no partition {record.partition}", why=f"it has {len(topic.partitions)}"
+            )
+        producer = self.target.connection.producer({"message.timeout.ms": int(_DELIVERY_S * 1000)})
+        told: list[Any] = []
+        chosen: dict[str, Any] = {} if record.partition is None else {"partition": record.partition}
+        producer.produce(
+            record.topic,
+            value=record.value,
+            key=record.key,
+            headers=list(record.headers),
+            on_delivery=lambda error, message: told.append((error, message)),
+            **chosen,
+        )
+        producer.flush(_DELIVERY_S + 1)
+        if not told:
+            raise Failed(f"{record.topic} took nothing within {_DELIVERY_S:g} s", hint="is a broker down?")
+        error, message = told[0]
+        if error is not None:
+            raise Failed(f"{record.topic} did not take the record", why=f"{error.str()} ({error.name()})")
+        return message.partition(), message.offset()
+
+    # -- groups -------------------------------------------------------------------------------------------------
+
+    def plan_reset(self, group: str, to: str, topics: Sequence[str]) -> tuple[PlannedOffset, ...]:
+        with Groups(self.target.connection) as groups:
+            return groups.plan_reset(group, ResetTo.parse(to), [(topic, None) for topic in topics])
+
+    def reset_group(self, group: str, to: str, topics: Sequence[str]) -> tuple[PlannedOffset, ...]:
+        def reset() -> tuple[PlannedOffset, ...]:
+            with Groups(self.target.connection) as groups:
+                plan = groups.plan_reset(group, ResetTo.parse(to), [(topic, None) for topic in topics])
+                groups.reset(group, plan)
+                return plan
+
+        return self._change(reset, told=f"the offsets of group {group} were reset from the console", group=group)
+
+    def delete_group(self, group: str) -> None:
+        def delete() -> None:
+            with Groups(self.target.connection) as groups:
+                groups.delete([group])
+
+        self._change(delete)
+
+    # -- nodes --------------------------------------------------------------------------------------------------
+
+    def node(self, name: str) -> NodeView:
+        """The node of that name, if there are nodes here."""
+        found = next((node for node in self.now.nodes if node.name == name), None)
+        if found is None:
+            raise UsageError(f"there is no node {name!r} here", why="nodes are known of a cluster of this machine only")
+        return found
+
+    def node_action(self, verb: str, name: str) -> None:
+        """The node was started, stopped, killed, paused or resumed."""
+        cluster = self._cluster()
+        if verb not in NODE_VERBS:
+            raise UsageError(f"{verb!r} cannot be done to a node", why=f"possible are {', '.join(NODE_VERBS)}")
+        if self.node(name).name == "console":
+            raise UsageError("the console does not stop itself", hint=f"headrace {verb} console")
+        words = {"start": "started", "stop": "stopped", "restart": "restarted", "kill": "killed", "pause": "paused",
+                 "resume": "resumed"}  # fmt: skip
+        event = Event(at=time.time(), kind="node", level="info", text=f"{name} is to be {words[verb]} from the console")
+        method: Callable[[str], None] = getattr(cluster, verb)
+        self._require_writable()
+        self.history.add_events([event])
+        self._change(lambda: method(name))
+
+    def _cluster(self) -> Cluster:
+        if self.target.cluster is None:
+            raise UsageError("this cluster runs elsewhere", why="nodes of this machine only can be started and stopped")
+        return self.target.cluster
+
+    # -- schemas ------------------------------------------------------------------------------------------------
+
+    @property
+    def registry(self) -> Registry:
+        if self.target.registry is None:
+            raise UsageError("there is no schema registry here", hint="headrace up --with registry")
+        return self.target.registry
+
+    def check_schema(self, subject: str, schema: Schema) -> Verdict:
+        if subject not in self.registry.subjects():
+            return Verdict(True, self.registry.compatibility(), ())
+        return self.registry.check(subject, schema)
+
+    def register_schema(self, subject: str, schema: Schema) -> int:
+        return self._change(lambda: self.registry.register(subject, schema))
+
+    def set_compatibility(self, subject: str, level: str) -> None:
+        if level not in LEVELS:
+            raise UsageError(f"{level!r} is no level of compatibility", why=f"there are {', '.join(LEVELS)}")
+        chosen: Level = level
+        self._change(lambda: self.registry.set_compatibility(chosen, subject))
+
+    def delete_subject(self, subject: str) -> list[int]:
+        return self._change(lambda: self.registry.delete(subject))
+
+    # -- connectors ---------------------------------------------------------------------------------------------
+
+    @property
+    def connectors(self) -> Connectors:
+        if self.target.connectors is None:
+            raise UsageError("there is no Connect worker here", hint="headrace up --with connect")
+        return self.target.connectors
+
+    def validate_connector(self, config: Mapping[str, str]) -> tuple[SettingError, ...]:
+        return self.connectors.validate(config)
+
+    def create_connector(self, name: str, config: Mapping[str, str]) -> ConnectorStatus:
+        return self._change(lambda: self.connectors.create(name, config))
+
+    def connector_action(self, verb: str, name: str) -> ConnectorStatus | None:
+        if verb not in CONNECTOR_VERBS:
+            raise UsageError(f"{verb!r} cannot be done to a connector", why=f"possible: {', '.join(CONNECTOR_VERBS)}")
+        method: Callable[[str], ConnectorStatus | None] = getattr(self.connectors, verb)
+        return self._change(lambda: method(name))
+
+    # -- how things change --------------------------------------------------------------------------------------
+
+    def _require_writable(self) -> None:
+        if self.read_only:
+            raise UsageError("this console is read-only", hint="start it without --read-only to change things here")
+
+    def _change(
+        self, change: Callable[[], T], *, told: str | None = None, topic: str | None = None, group: str | None = None
+    ) -> T:
+        """Does it, if it may be done, and lets the watch look at once."""
+        self._require_writable()
+        result = change()
+        if told:
+            kind: Literal["topic", "group"] = "topic" if topic else "group"
+            event = Event(at=time.time(), kind=kind, level="info", text=told, topic=topic, group=group)
+            self.history.add_events([event])
+        self.sampler.look_now()
+        return result

@@ -1,0 +1,1 @@
+"""One file per page; each has `show`, which builds it."""

@@ -1,0 +1,288 @@
+"""Brokers: roles, controller, rack, disk, the replicas as a grid, and what can be done to the nodes of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from nicegui import ui
+
+from headrace.console import words
+from headrace.console.desk import Desk
+from headrace.console.pages.overview import BROKER_STATES
+from headrace.console.pieces import (
+    EqualPanel,
+    Live,
+    State,
+    Tile,
+    Verdict,
+    attempt,
+    box,
+    button,
+    card,
+    dialog,
+    element,
+    empty,
+    page,
+    select,
+)  # fmt: skip
+from headrace.console.tables import Column, Row, Table
+from headrace.errors import HeadraceError
+from headrace.monitor.snapshot import BrokerView, NodeView, PartitionView, Snapshot
+
+_BROKERS = (
+    Column("broker", "Broker", "number"),
+    Column("state", "State", "state"),
+    Column("address", "Address", "mono", wide=True),
+    Column("rack", "Rack", wide=True),
+    Column("role", "Role"),
+    Column("leaders", "Leads", "meter"),
+    Column("replicas", "Replicas", "number"),
+    Column("missing", "Out of sync", "number", wide=True),
+    Column("bytes", "Stored", "number"),
+    Column("free", "Disk free", "number", wide=True),
+    Column("latency", "Answers in", "number", wide=True),
+)
+_NODES = (
+    Column("node", "Node", "mono"),
+    Column("state", "State", "state"),
+    Column("roles", "Roles", wide=True),
+    Column("pid", "Process", "number", wide=True),
+    Column("port", "Port", "number", wide=True),
+    Column("uptime", "Up for", "number"),
+    Column("memory", "Memory", "number"),
+)
+_NODE_STATES: dict[str, State] = {"running": "good", "paused": "warn", "stopped": "none", "dead": "bad"}
+_VERBS = {
+    "start": "Starts it and waits until it is a member again.",
+    "restart": "Stops it gracefully and starts it with today's settings.",
+    "stop": "Gracefully: it hands its leaderships over first.",
+    "pause": "Freezes it (SIGSTOP), as a long pause of its machine would.",
+    "resume": "Lets it run on.",
+    "kill": "At once (SIGKILL), as a crash would. What was acknowledged is kept by the other replicas.",
+}
+_MOST_IN_GRID = 200
+
+
+def show(desk: Desk) -> None:
+    live = Live(desk)
+    with page("Brokers") as side:
+        with side:
+            element("a", "link", "JSON", href="/api/brokers", target="_blank")
+        _tiles(live)
+        with card("Brokers"):
+            brokers = Table(_BROKERS, lambda: _broker_rows(desk.now.brokers), key="broker")
+            live(lambda _: brokers.refresh())
+        _nodes(desk, live)
+        _grid(desk, live)
+
+
+def _tiles(live: Live) -> None:
+    with box("tiles"):
+        up, controller = Tile("Brokers up"), Tile("Active controller")
+        quorum, spread, disk = Tile("Quorum"), Tile("Leaders, most and fewest"), Tile("Disk free")
+
+    @live
+    def show(now: Snapshot) -> None:
+        alive = sum(b.state == "up" for b in now.brokers)
+        up.show(f"{alive} of {len(now.brokers)}", "", "" if alive == len(now.brokers) else "bad")
+        found = now.quorum
+        if found:
+            lag = max((v.lag for v in found.voters if v.voter), default=0)
+            voters = sum(v.voter for v in found.voters)
+            controller.show(f"node {found.leader_id}", f"epoch {found.leader_epoch}")
+            quorum.show(words.plural(voters, "voter"), f"the slowest is {words.plural(lag, 'record')} behind")
+        else:
+            controller.show("none", "nobody leads the metadata quorum", "bad")
+            quorum.show(words.DASH, "")
+        leaders = [b.leaders for b in now.brokers if b.state == "up"]
+        spread.show(f"{max(leaders)} / {min(leaders)}" if leaders else words.DASH, "of the brokers that are up")
+        free = min((b.disk_free_bytes for b in now.brokers if b.disk_free_bytes is not None), default=None)
+        total = min((b.disk_total_bytes for b in now.brokers if b.disk_total_bytes is not None), default=None)
+        disk.show(words.size(free), f"of {words.size(total)}", "warn" if free is not None and free < 2e9 else "")
+
+
+def _broker_rows(brokers: Sequence[BrokerView]) -> list[Row]:
+    most = max((b.leaders for b in brokers), default=0) or 1
+    rows = []
+    for b in brokers:
+        text, kind = BROKER_STATES[b.state]
+        rows.append(
+            {
+                "broker": b.broker_id,
+                "state": text,
+                "state_state": kind,
+                "address": f"{b.host}:{b.port}",
+                "rack": b.rack or words.DASH,
+                "role": "active controller" if b.controller else "broker",
+                "leaders": b.leaders,
+                "leaders_share": round(100 * b.leaders / most),
+                "replicas": b.replicas,
+                "missing": b.out_of_sync,
+                "bytes": words.size(b.size_bytes),
+                "_bytes": b.size_bytes,
+                "free": words.size(b.disk_free_bytes),
+                "_free": b.disk_free_bytes,
+                "latency": words.span(b.latency_ms / 1000) if b.latency_ms is not None else words.DASH,
+                "_latency": b.latency_ms,
+            }
+        )
+    return rows
+
+
+# -- nodes ------------------------------------------------------------------------------------------------------
+
+
+def _nodes(desk: Desk, live: Live) -> None:
+    if desk.target.cluster is None:
+        with card("Nodes"):
+            empty(
+                "cloud", "This cluster runs elsewhere", "Nodes of this machine can be started, stopped and killed here."
+            )
+        return
+    with card("Nodes of this machine"), element("div", "stack tight") as place:
+        pass
+    lines: dict[str, _NodeLine] = {}
+
+    @live
+    def refresh(now: Snapshot) -> None:
+        if list(lines) != [n.name for n in now.nodes]:
+            place.clear()
+            lines.clear()
+            with place:
+                for node in now.nodes:
+                    lines[node.name] = _NodeLine(desk, node)
+        for node in now.nodes:
+            lines[node.name].show(node)
+
+
+class _NodeLine:
+    """A node with its buttons."""
+
+    def __init__(self, desk: Desk, node: NodeView) -> None:
+        from headrace.console.pieces import state
+
+        self.desk = desk
+        self.name = node.name
+        self._buttons: dict[str, ui.button] = {}
+        with element("div", "row node", data_node=node.name):
+            element("span", "mono", node.name, style="min-width: 110px")
+            self._state = state("", "none")
+            self._note = element("span", "muted grow", "")
+            if node.name != "console" and not desk.read_only:
+                for verb in _VERBS:
+                    made = button(verb, partial(self._act, verb), kind="danger-plain" if verb == "kill" else "plain")
+                    self._buttons[verb] = made
+
+    def show(self, node: NodeView) -> None:
+        from headrace.console.pieces import put, show_state
+
+        show_state(self._state, node.state, _NODE_STATES.get(node.state, "none"))
+        told = [node.roles]
+        if node.pid:
+            told += [
+                f"pid {node.pid}",
+                f"port {node.port}",
+                f"up for {words.span(node.uptime_s)}",
+                words.size(node.memory_bytes),
+            ]
+        put(self._note, " · ".join(told))
+        possible = {
+            "running": {"stop", "restart", "kill", "pause"},
+            "paused": {"resume", "kill"},
+        }.get(node.state, {"start"})
+        for verb, made in self._buttons.items():
+            made.set_visibility(verb in possible)
+
+    def _act(self, verb: str) -> None:
+        node = self.desk.node(self.name)
+        with dialog(f"{verb.capitalize()} {self.name}?") as asking:
+            element("div", text=_VERBS[verb])
+            EqualPanel(self.desk.commands.node(verb, self.name, node.pid))
+            verdict = Verdict()
+            with element("div", "row end"):
+                button("Cancel", asking.close)
+                act = button(verb.capitalize(), kind="danger" if verb in {"kill", "stop"} else "primary")
+
+        async def run() -> None:
+            act.props("loading")
+            result = await attempt(lambda: self.desk.node_action(verb, self.name))
+            act.props(remove="loading")
+            if isinstance(result, HeadraceError):
+                verdict.problem(result)
+                return
+            asking.close()
+            ui.notify(f"{self.name}: {verb} is done", type="positive", position="bottom-right")
+
+        act.on("click", run)
+
+
+# -- replicas ---------------------------------------------------------------------------------------------------
+
+
+def _grid(desk: Desk, live: Live) -> None:
+    """Which broker has which partition: leaders, followers, and those that are not in sync."""
+    chosen: dict[str, Any] = {"topic": None, "drawn": None}
+    with card("Where the replicas are") as made:
+        place = element("div", "scroll-x")
+        legend = element("div", "row tight faint", style="margin-top: 8px; font-size: 12px")
+        with legend:
+            element("span", text="L leads · F follows · ✕ is not in sync; brokers are ordered by rack")
+    with made.default_slot.children[0], element("span", "side"):
+        topics = select("Topic", [], None, with_input=True).style("min-width: 240px")
+
+    def draw(now: Snapshot) -> None:
+        names = [t.name for t in now.topics.values() if not t.internal]
+        if names != topics.options:
+            keep = topics.value if topics.value in names else None
+            largest = max((now.topics[n] for n in names), key=lambda t: len(t.partitions), default=None)
+            topics.set_options(names, value=keep or (largest.name if largest else None))
+        topic = now.topics.get(str(topics.value))
+        facts = (
+            (topic.name, topic.partitions, tuple((b.broker_id, b.rack, b.state) for b in now.brokers))
+            if topic
+            else None
+        )
+        if facts == chosen["drawn"]:
+            return
+        chosen["drawn"] = facts
+        place.clear()
+        with place:
+            if topic is None:
+                empty("grid_on", "No topics yet", "Their replicas appear here.")
+            else:
+                _grid_table(now.brokers, topic.partitions[:_MOST_IN_GRID])
+
+    topics.on_value_change(lambda _: draw(desk.now))
+    live(draw)
+
+
+def _grid_table(brokers: Sequence[BrokerView], partitions: Sequence[PartitionView]) -> None:
+    ordered = sorted(brokers, key=lambda b: (b.rack or "", b.broker_id))
+    with element("table", "replicas"):
+        with element("tr"):
+            element("th", text="partition")
+            for p in partitions:
+                element("th", text=str(p.partition))
+            element("th", text="replicas")
+        rack: str | None = None
+        for broker in ordered:
+            if broker.rack and broker.rack != rack:
+                rack = broker.rack
+                with element("tr", "rack"):
+                    element("th", text=f"rack {rack}")
+            with element("tr"):
+                element("th", text=f"broker {broker.broker_id}")
+                for p in partitions:
+                    text, kind = _cell(broker.broker_id, p)
+                    element("td", kind, text, title=f"broker {broker.broker_id}, partition {p.partition}")
+                element("td", text=str(sum(broker.broker_id in p.replicas for p in partitions)))
+
+
+def _cell(broker: int, p: PartitionView) -> tuple[str, str]:
+    if broker not in p.replicas:
+        return "", ""
+    if broker == p.leader:
+        return "L", "leader"
+    return ("F", "follower") if broker in p.isr else ("✕", "lost")

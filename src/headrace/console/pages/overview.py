@@ -1,0 +1,196 @@
+"""Health in one glance: throughput in and out, disk, lag, brokers, and what changed lately."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from nicegui import ui
+
+from headrace.console import words
+from headrace.console.charts import BLUE, RANGES, TEAL, Line, TimeChart
+from headrace.console.desk import Desk
+from headrace.console.pages.topics import sparks
+from headrace.console.pieces import (
+    EventList,
+    Live,
+    State,
+    Tile,
+    box,
+    card,
+    element,
+    empty,
+    flag,
+    link,
+    page,
+    put,
+    range_switch,
+    show_state,
+    state,
+)  # fmt: skip
+from headrace.console.tables import Column, Row, Table
+from headrace.monitor.snapshot import BrokerView, Snapshot
+
+BROKER_STATES: dict[str, tuple[str, State]] = {
+    "up": ("up", "good"),
+    "quiet": ("not answering", "warn"),
+    "down": ("down", "bad"),
+}
+
+
+def show(desk: Desk) -> None:
+    live = Live(desk)
+    with page("Overview") as side:
+        with side:
+            element("a", "link", "JSON", href="/api/overview", target="_blank")
+        _complaints(live)
+        _tiles(desk, live)
+        with box("columns wide-left"):
+            with box("stack"):
+                _throughput(desk, live)
+                _busiest(desk, live)
+            with box("stack"):
+                _brokers(live)
+                _lately(desk, live)
+
+
+def _complaints(live: Live) -> None:
+    place = element("div", "complaints", role="alert")
+    shown: list[tuple[str, ...]] = []
+
+    @live
+    def show(now: Snapshot) -> None:
+        found = now.complaints()
+        if shown and shown[0] == found:
+            return
+        shown[:] = [found]
+        place.clear()
+        flag(place, "is-bad", now.health == "down")
+        with place:
+            for complaint in found[:6]:
+                element("div", text=complaint)
+            if len(found) > 6:
+                element("div", text=f"and {len(found) - 6} more")
+        place.set_visibility(bool(found))
+
+
+def _tiles(desk: Desk, live: Live) -> None:
+    with box("tiles"):
+        read_in, out = Tile("Records in", spark=True), Tile("Records out", spark=True)
+        stored, lag = Tile("Stored", spark=True), Tile("Lag of all groups", spark=True)
+        topics, replicas = Tile("Topics"), Tile("Replicas")
+
+    @live
+    def show(now: Snapshot) -> None:
+        totals = now.totals
+        read_in.show(words.rate(totals.in_per_s), words.byte_rate(totals.in_bytes_per_s))
+        out.show(words.rate(totals.out_per_s), "read by groups")
+        free = min((b.disk_free_bytes for b in now.brokers if b.disk_free_bytes is not None), default=None)
+        stored.show(words.size(totals.stored_bytes), f"{words.size(free)} free" if free is not None else "all replicas")
+        late = max((g.lag_s for g in now.groups.values() if g.lag_s), default=None)
+        lag.show(words.short_count(totals.lag), f"up to {words.span(late)} behind" if late else "nobody is behind")
+        topics.show(words.count(totals.topics), words.plural(totals.partitions, "partition"))
+        level: Literal["", "warn", "bad"] = "bad" if totals.offline else "warn" if totals.under_replicated else ""
+        whole = "in sync" if not totals.under_replicated else f"{totals.under_replicated:,} behind"
+        replicas.show(whole, f"{totals.offline:,} partitions without a leader", level)
+        since = time.time() - 900
+        for tile, metric in ((read_in, "in"), (out, "out"), (stored, "bytes"), (lag, "lag")):
+            tile.trace(desk.history.series("cluster", "", metric, since=since, most=60))
+
+
+def _throughput(desk: Desk, live: Live) -> None:
+    chosen = {"range": "15 min"}
+    with card("Throughput") as made:
+        chart = TimeChart("rate", label="Records in and out per second over time")
+
+    def draw() -> None:
+        range_s = RANGES[chosen["range"]]
+        since = time.time() - range_s
+        history = desk.history
+        chart.show(
+            [
+                Line("records in", history.series("cluster", "", "in", since=since), BLUE),
+                Line("records out", history.series("cluster", "", "out", since=since), TEAL),
+            ],
+            range_s,
+        )
+
+    def choose(name: str) -> None:
+        chosen["range"] = name
+        draw()
+
+    range_switch(made, chosen["range"], choose)
+    live(lambda _: draw())
+
+
+def _busiest(desk: Desk, live: Live) -> None:
+    columns = [
+        Column("topic", "Topic", "link"),
+        Column("spark", "Last 15 min", "spark", wide=True),
+        Column("in", "In", "number"),
+        Column("out", "Out", "number"),
+        Column("bytes", "Stored", "number"),
+    ]
+
+    def rows() -> list[Row]:
+        found = [t for t in desk.now.topics.values() if not t.internal]
+        found.sort(key=lambda t: (t.in_per_s or 0, t.out_per_s or 0, t.size_bytes or 0), reverse=True)
+        return [
+            {
+                "topic": t.name, "topic_href": f"/topics/{t.name}", "_in": t.in_per_s, "in": words.rate(t.in_per_s),
+                "out": words.rate(t.out_per_s), "_out": t.out_per_s, "bytes": words.size(t.size_bytes),
+                "_bytes": t.size_bytes,
+            }
+            for t in found[:8]
+        ]  # fmt: skip
+
+    with card("Busiest topics"):
+        nothing = empty("topic", "No topics yet", "Create one here under Topics, or in a terminal:",
+                        "headrace topic create orders --partitions 3")  # fmt: skip
+        table = Table(
+            columns, rows, key="topic", sort="in", descending=True, dress=sparks(desk, "topic", "topic", "in")
+        )
+
+    @live
+    def show(now: Snapshot) -> None:
+        table.refresh()
+        nothing.set_visibility(not now.totals.topics and now.reachable)
+        table.table.set_visibility(bool(now.totals.topics))
+
+
+def _brokers(live: Live) -> None:
+    with card("Brokers"):
+        place = element("div", "stack tight")
+    lines: dict[int, tuple[ui.element, ui.element]] = {}
+
+    @live
+    def show(now: Snapshot) -> None:
+        if lines.keys() != {b.broker_id for b in now.brokers}:
+            place.clear()
+            lines.clear()
+            with place:
+                for broker in now.brokers:
+                    lines[broker.broker_id] = _broker_line(broker)
+                if not now.brokers:
+                    element("div", "muted", "No broker has answered yet.")
+        for broker in now.brokers:
+            badge, note = lines[broker.broker_id]
+            show_state(badge, *BROKER_STATES[broker.state])
+            told = [words.plural(broker.leaders, "leader"), words.size(broker.size_bytes)]
+            put(note, ("controller · " if broker.controller else "") + " · ".join(told))
+
+
+def _broker_line(broker: BrokerView) -> tuple[ui.element, ui.element]:
+    with element("div", "row"):
+        link(f"broker {broker.broker_id}", "/brokers")
+        note = element("span", "muted grow", "")
+        badge = state("", "none")
+    return badge, note
+
+
+def _lately(desk: Desk, live: Live) -> None:
+    with card("What changed lately") as made:
+        events = EventList(most=10)
+    with made.default_slot.children[0], element("span", "side"):
+        link("Timeline", "/timeline")
+    live(lambda _: events.show(desk.history.events(most=10)))

@@ -1,0 +1,522 @@
+"""Records: browse, search, follow, look into, produce and export; each with what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+from nicegui import ui
+
+from headrace.console import pieces, words
+from headrace.console.api import wanted
+from headrace.console.desk import Desk, NewRecord
+from headrace.console.pieces import (
+    EqualPanel,
+    Live,
+    Verdict,
+    attempt,
+    box,
+    button,
+    dialog,
+    element,
+    empty,
+    page,
+    pairs,
+    put,
+    quoted,
+    select,
+    topic_href,
+)  # fmt: skip
+from headrace.console.tables import Column, Row, Table
+from headrace.errors import HeadraceError
+from headrace.monitor.snapshot import Snapshot
+from headrace.transport.browse import Page, Query
+from headrace.transport.fates import BrowsedRecord
+from headrace.transport.looks import Shown
+from headrace.transport.tail import Tail
+
+_COLUMNS = (
+    Column("offset", "Offset", "open", sortable=False),
+    Column("partition", "Partition", "number", sortable=False, wide=True),
+    Column("time", "Time", "mono", sortable=False, wide=True),
+    Column("mark", "Fate", "mark", sortable=False),
+    Column("key", "Key", "clip", sortable=False),
+    Column("type", "Type", "tag", sortable=False, wide=True),
+    Column("value", "Value", "clip", sortable=False),
+    Column("size", "Size", "number", sortable=False, wide=True),
+)
+_STARTS = {"end": "Newest", "beginning": "Oldest", "offset": "From offset", "time": "From time"}
+_FATES = {
+    "committed": "read_committed consumers get it",
+    "aborted": "its transaction was aborted: read_committed consumers never see it",
+    "open": "its transaction has not ended: read_committed consumers wait before it",
+    "control": "a marker that ends a transaction: no consumer sees it",
+    "unknown": "not told",
+}
+_LIMITS = [25, 50, 100, 250, 500]
+_TAIL_ROWS = 200
+
+
+def show(desk: Desk, name: str | None = None) -> None:
+    """The page for any topic; with a name, of that one."""
+    live = Live(desk)
+    topics = [topic.name for topic in desk.now.topics.values() if not topic.internal or topic.name == name]
+
+    def choose(event: Any) -> None:
+        if event.value in desk.now.topics:
+            ui.navigate.to(f"/records/{quoted(event.value)}")
+
+    with page("Records" if not name else f"Records of {name}") as side:
+        with side:
+            chosen = name if name in topics else None
+            select("Topic", topics, chosen, with_input=True, on_change=choose).style("min-width: 260px")
+            if name and not desk.read_only:
+                button("Produce", lambda: produce(desk, name), kind="primary", icon="send")
+        if name is None:
+            empty("receipt_long", "Choose a topic", "Its newest records appear here, and everything that follows them.")
+        elif name not in desk.now.topics:
+            empty("topic", f"There is no topic {name}", "Choose another one above.", "headrace topic list")
+        else:
+            browse(desk, name, live)
+
+
+@dataclass
+class _Asked:
+    """What the controls say."""
+
+    start: str = "end"
+    at: str = ""
+    partition: int | None = None
+    limit: int = 50
+    key: str = ""
+    contains: str = ""
+    header: str = ""
+    where: str = ""
+
+    @property
+    def start_text(self) -> str:
+        return (self.at.strip() or "0") if self.start in {"offset", "time"} else self.start
+
+    def query(self, topic: str) -> Query:
+        return wanted(
+            topic, self.start_text, self.limit, self.partition, self.key, self.contains, self.header, self.where
+        )
+
+    def export(self, topic: str) -> str:
+        given = {"from": "beginning" if self.start == "end" else self.start_text, "key": self.key,
+                 "contains": self.contains, "header": self.header, "where": self.where,
+                 "partition": "" if self.partition is None else self.partition}  # fmt: skip
+        return f"/api/topics/{quoted(topic)}/export?" + urlencode({k: v for k, v in given.items() if v != ""})
+
+
+def browse(desk: Desk, topic: str, live: Live) -> None:
+    """The controls, the log as a bar, and the records."""
+    _Browsing(desk, topic, live)
+
+
+@dataclass
+class _Shown:
+    """The rows that are on the page, and the records behind them."""
+
+    records: dict[str, BrowsedRecord] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+
+    def put(self, records: Sequence[BrowsedRecord]) -> None:
+        self.records = {_key(record): record for record in records}
+        self.order = list(self.records)
+
+    def push(self, records: Sequence[BrowsedRecord]) -> None:
+        """Newer ones on top; the oldest fall off."""
+        for record in records:
+            self.records[_key(record)] = record
+        self.order = [*(_key(r) for r in reversed(records)), *self.order][:_TAIL_ROWS]
+        self.records = {key: self.records[key] for key in self.order}
+
+    def rows(self) -> list[Row]:
+        return [_row(self.records[key]) for key in self.order]
+
+
+class _Browsing:
+    """One visit to the records of a topic."""
+
+    def __init__(self, desk: Desk, topic: str, live: Live) -> None:
+        self.desk = desk
+        self.topic = topic
+        self.asked = _Asked()
+        self.shown = _Shown()
+        self.page: Page | None = None
+        self.tail: Tail | None = None
+        with box("stack records"):
+            self._controls()
+            with element("section", "card"):
+                with element("div", "row"):
+                    self.summary = element("span", "muted", "")
+                    element("span", "grow")
+                    self.older = button("Older", lambda: self._turn(backwards=True), icon="chevron_left")
+                    self.newer = button("Newer", lambda: self._turn(backwards=False), icon="chevron_right")
+                self.log = element("div", "stack tight")
+                self.verdict = Verdict()
+                self.nothing = empty("receipt_long", "No records", "None match, or none have been written yet.",
+                                     f"echo hello | headrace produce {topic}")  # fmt: skip
+                self.table = Table(_COLUMNS, self.shown.rows, key="id", in_order=True, per_page=500, on_open=self._open)
+            self.equal = EqualPanel()
+        self.nothing.set_visibility(False)
+        live(self._partitions)
+        ui.timer(0.05, self.load, once=True)
+        ui.timer(0.7, self._follow)
+        ui.context.client.on_disconnect(self._stop)
+
+    # -- controls -----------------------------------------------------------------------------------------------
+
+    def _controls(self) -> None:
+        asked = self.asked
+        with element("section", "card"), element("div", "row"):
+            self.partition = select("Partition", {"all": "All"}, "all").style("min-width: 110px; flex: 0 1 120px")
+            start = select("Begin with", _STARTS, "end").style("flex: 0 1 150px")
+            at = pieces.field("Offset or time").props('placeholder="1500, 2026-05-01T12:00, -15min"')
+            at.style("flex: 0 1 220px")
+            at.set_visibility(False)
+            limit = select("Records", _LIMITS, 50).style("flex: 0 1 100px")
+            where = pieces.field("Expression").props("placeholder='value.trip > 1000 and \"bus\" in key'")
+            where.style("flex: 1 1 240px")
+            with ui.button(icon="filter_list", color=None).props('flat dense round aria-label="More filters"'):
+                self._filters()
+            self.go = button("Search", self.load, kind="primary", icon="search")
+            self.follow = button("Follow", self._toggle_tail, icon="play_arrow")
+            self.export = element(
+                "a", "link nowrap", "Export", href=asked.export(self.topic), target="_blank", download=""
+            )
+
+        def started(event: Any) -> None:
+            asked.start = event.value if event.value in _STARTS else "end"
+            at.set_visibility(asked.start in {"offset", "time"})
+
+        def chose_partition(event: Any) -> None:
+            asked.partition = int(event.value) if str(event.value).isdigit() else None
+
+        start.on_value_change(started)
+        self.partition.on_value_change(chose_partition)
+        at.on_value_change(lambda event: setattr(asked, "at", event.value or ""))
+        limit.on_value_change(lambda event: setattr(asked, "limit", event.value if event.value in _LIMITS else 50))
+        where.on_value_change(lambda event: setattr(asked, "where", event.value or ""))
+        for widget in (at, where):
+            widget.on("keydown.enter", self.load)
+
+    def _filters(self) -> None:
+        asked = self.asked
+        with ui.menu().props("no-focus=false"), element("div", "stack", style="padding: 14px; min-width: 290px"):
+            for label, name, hint in (
+                ("Key is", "key", "the whole key"),
+                ("Value contains", "contains", "text in the value's bytes"),
+                ("Header", "header", "name, or name=value"),
+            ):
+                made = pieces.field(label).props(f'placeholder="{hint}" clearable')
+                made.on_value_change(lambda event, name=name: setattr(asked, name, event.value or ""))
+                made.on("keydown.enter", self.load)
+
+    def _partitions(self, now: Snapshot) -> None:
+        topic = now.topics.get(self.topic)
+        options = {"all": "All", **{str(p.partition): str(p.partition) for p in (topic.partitions if topic else ())}}
+        if options != self.partition.options:
+            self.partition.set_options(options, value=self.partition.value)
+
+    # -- pages --------------------------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """The records that the controls ask for."""
+        self._stop()
+        try:
+            query = self.asked.query(self.topic)
+        except HeadraceError as error:
+            self.verdict.problem(error)
+            return
+        await self._show(query)
+
+    async def _turn(self, *, backwards: bool) -> None:
+        """The page before or after the one that is shown."""
+        if self.page is None:
+            return
+        positions = {s.partition: (s.first if backwards else s.next) or 0 for s in self.page.spans}
+        try:
+            asked = self.asked.query(self.topic)
+        except HeadraceError as error:
+            self.verdict.problem(error)
+            return
+        start = wanted(self.topic, "end" if backwards else "beginning", asked.limit).start
+        query = Query(
+            asked.topic, start=start, limit=asked.limit, partitions=asked.partitions, positions=positions,
+            key=asked.key, contains=asked.contains, header=asked.header, expression=asked.expression,
+        )  # fmt: skip
+        await self._show(query)
+
+    async def _show(self, query: Query) -> None:
+        self.go.props("loading")
+        found = await attempt(lambda: self.desk.browser.page(query))
+        self.go.props(remove="loading")
+        if isinstance(found, HeadraceError):
+            self.verdict.problem(found)
+            return
+        self.verdict.clear()
+        self.page = found
+        newest_first = found.records if query.start.kind == "end" else tuple(found.records)
+        self.shown.put(newest_first)
+        self._paint(found, query)
+
+    def _paint(self, found: Page, query: Query) -> None:
+        self.table.refresh()
+        self.table.table.set_visibility(bool(found.records))
+        self.nothing.set_visibility(not found.records)
+        told = words.plural(len(found.records), "record")
+        if query.filtered:
+            told += f" of {found.looked_at:,} looked at"
+            if not found.complete:
+                told += "; time was up: go on with Older or Newer"
+        put(self.summary, told)
+        self._log(found)
+        pieces.attribute(self.export, "href", self.asked.export(self.topic))
+        begun = any((s.first or 0) > s.begin for s in found.spans)
+        ended = any((s.next or 0) < s.high_watermark for s in found.spans)
+        self.older.set_enabled(begun)
+        self.newer.set_enabled(ended)
+        self.equal.show(
+            self.desk.commands.consume(self.topic, self.asked.start_text, self.asked.limit, self.asked.partition)
+        )
+
+    def _log(self, found: Page) -> None:
+        """Where the last stable offset and the high watermark stand."""
+        self.log.clear()
+        with self.log:
+            open_spans = [s for s in found.spans if s.last_stable_offset < s.high_watermark]
+            shown = open_spans[:4] or (found.spans if len(found.spans) == 1 else ())
+            for span in shown:
+                total = max(1, span.high_watermark - span.begin)
+                stable = max(4, min(96, round(100 * (span.last_stable_offset - span.begin) / total)))
+                with element("div", "row tight"):
+                    element("span", "faint nowrap", f"partition {span.partition}")
+                    with element("div", "log grow"):
+                        element("div", "stable", f"{span.begin:,} … last stable offset {span.last_stable_offset:,}",
+                                style=f"flex: {stable} 1 0")  # fmt: skip
+                        if span.last_stable_offset < span.high_watermark:
+                            waiting = span.high_watermark - span.last_stable_offset
+                            element(
+                                "div",
+                                "open",
+                                f"{waiting:,} behind an open transaction",
+                                style=f"flex: {100 - stable} 1 0",
+                            )
+                    element("span", "faint nowrap", f"high watermark {span.high_watermark:,}")
+
+    # -- following ----------------------------------------------------------------------------------------------
+
+    def _toggle_tail(self) -> None:
+        if self.tail is not None:
+            self._stop()
+            return
+        topic = self.desk.now.topics.get(self.topic)
+        try:
+            query = self.asked.query(self.topic)
+        except HeadraceError as error:
+            self.verdict.problem(error)
+            return
+        partitions = query.partitions or tuple(p.partition for p in (topic.partitions if topic else ()))
+        self.tail = Tail(self.desk.target.connection, query, partitions, self.desk.look)
+        self.tail.start()
+        self.follow.set_text("Stop")
+        self.follow.props("icon=stop")
+        self.shown.put(())
+        self.table.refresh()
+        put(self.summary, "following: new records appear here as they are written")
+
+    def _stop(self) -> None:
+        if self.tail is not None:
+            self.tail.stop()
+            self.tail = None
+            self.follow.set_text("Follow")
+            self.follow.props("icon=play_arrow")
+
+    async def _follow(self) -> None:
+        tail = self.tail
+        if tail is None:
+            return
+        taken = await asyncio.to_thread(tail.take)
+        if self.tail is not tail:
+            return
+        if taken.records:
+            self.shown.push(taken.records)
+        undecided = [(r.partition, r.offset) for r in self.shown.records.values() if r.mark in {"unknown", "open"}]
+        if undecided:
+            marks = await attempt(lambda: self.desk.browser.marks(self.topic, undecided))
+            if not isinstance(marks, HeadraceError):
+                self._mark(marks)
+        self.table.refresh()
+        self.table.table.set_visibility(bool(self.shown.order))
+        self.nothing.set_visibility(False)
+        filtered = f", {taken.matched:,} match" if taken.matched != taken.seen else ""
+        put(self.summary, taken.problem or f"following: {taken.seen:,} written since{filtered}; the newest are shown")
+
+    def _mark(self, marks: Any) -> None:
+        from msgspec.structs import replace
+
+        for key, record in list(self.shown.records.items()):
+            mark = marks.get((record.partition, record.offset))
+            if mark is not None:
+                self.shown.records[key] = replace(record, mark=mark)
+
+    # -- one record ---------------------------------------------------------------------------------------------
+
+    async def _open(self, row: Row) -> None:
+        record = self.shown.records.get(row["id"])
+        if record is None:
+            return
+        partition, offset = record.partition, record.offset
+        if record.mark != "control":
+            found = await attempt(lambda: self.desk.browser.record(self.topic, partition, offset))
+            if not isinstance(found, HeadraceError):
+                record = found[0]
+        look_into(record)
+
+
+def look_into(record: BrowsedRecord) -> None:
+    """All that is known of a record."""
+    with dialog(f"{record.topic} / {record.partition} / {record.offset:,}", wide=True) as made:
+        rows = [
+            ("Time", f"{words.moment(record.timestamp_ms)} ({record.timestamp_type} time)"),
+            ("Fate", f"{record.mark}: {_FATES[record.mark]}" + ("" if record.sure else " (as far as was looked)")),
+            ("Size", f"{words.size(record.size_bytes)} ({record.size_bytes:,} bytes of key and value)"),
+        ]
+        if record.batch is not None:
+            first, last = record.batch
+            rows.append(
+                ("Batch", f"offsets {first:,} to {last:,}, {words.size(record.batch_bytes)}, codec {record.codec}")
+            )
+        if record.producer_id is not None:
+            kind = "transactional" if record.transactional else "idempotent"
+            rows.append(("Producer", f"id {record.producer_id}, epoch {record.producer_epoch}, {kind}"))
+        pairs(rows)
+        _part("Key", record.key)
+        _part("Value", record.value)
+        if record.headers:
+            element("div", "muted", "Headers")
+            pairs([(header, _text(shown)) for header, shown in record.headers])
+        with element("div", "row end"):
+            if record.mark != "control" and record.value.text is not None:
+                at = f"/api/topics/{quoted(record.topic)}/records/{record.partition}/{record.offset}/value"
+                element("a", "link", "Download the value", href=at, target="_blank", download="")
+            button("Close", made.close, kind="primary")
+
+
+def _part(label: str, shown: Shown) -> None:
+    told = _type(shown)
+    if shown.cut:
+        told += f", {words.size(shown.size_bytes)}: only the beginning is shown"
+    element("div", "muted", f"{label} · {told}")
+    if shown.error:
+        element("div", "problem", shown.error)
+    element("div", "payload", _pretty(shown), tabindex="0")
+
+
+def _pretty(shown: Shown) -> str:
+    if shown.text is None:
+        return "null"
+    if shown.kind in {"json", "schema"} and not shown.cut:
+        try:
+            return json.dumps(json.loads(shown.text), indent=2, ensure_ascii=False)
+        except ValueError:
+            return shown.text
+    return shown.text
+
+
+def _type(shown: Shown) -> str:
+    if shown.kind == "schema":
+        name = {"AVRO": "Avro", "PROTOBUF": "Protobuf", "JSON": "JSON Schema"}.get(shown.schema_kind or "", "schema")
+        return f"{name} v{shown.schema_version}" if shown.schema_version else f"{name}, id {shown.schema_id}"
+    return {"json": "JSON", "text": "text", "bytes": "bytes", "null": "null"}[shown.kind]
+
+
+def _text(shown: Shown) -> str:
+    return "null" if shown.text is None else shown.text
+
+
+def _key(record: BrowsedRecord) -> str:
+    return f"{record.partition}/{record.offset}"
+
+
+def _row(record: BrowsedRecord) -> Row:
+    key = _key(record)
+    return {
+        "id": key,
+        "offset": f"{record.offset:,}",
+        "offset_key": key,
+        "partition": record.partition,
+        "time": words.moment(record.timestamp_ms),
+        "mark": record.mark if record.sure or record.mark == "unknown" else f"{record.mark}?",
+        "mark_mark": record.mark,
+        "key": _text(record.key)[:120],
+        "type": _type(record.value) if record.mark != "control" else "",
+        "value": _text(record.value)[:300],
+        "size": words.size(record.size_bytes),
+    }
+
+
+# -- producing --------------------------------------------------------------------------------------------------
+
+
+def produce(desk: Desk, topic: str) -> None:
+    """A form for one record."""
+    known = desk.now.topics.get(topic)
+    partitions = {"": "by key"} | {str(p.partition): str(p.partition) for p in (known.partitions if known else ())}
+    with dialog(f"Produce to {topic}") as asking:
+        with element("div", "fields"):
+            key = pieces.field("Key").props('placeholder="none"')
+            partition = select("Partition", partitions, "")
+        value = ui.textarea("Value").props("outlined dense stack-label autofocus rows=6").classes("mono")
+        headers = pieces.field("Headers").props('placeholder="source=console, kind=test"')
+        null = ui.switch("null: a tombstone, which deletes the key where a topic is compacted").props("dense")
+        equal = EqualPanel()
+        verdict = Verdict()
+        with element("div", "row end"):
+            button("Close", asking.close)
+            act = button("Send", kind="primary", icon="send")
+
+    def named() -> dict[str, str]:
+        found = (part.partition("=") for part in (headers.value or "").split(",") if part.strip())
+        return {name.strip(): text.strip() for name, _, text in found if name.strip()}
+
+    def chosen() -> int | None:
+        return int(partition.value) if str(partition.value or "").isdigit() else None
+
+    def text() -> str | None:
+        return None if null.value else value.value or ""
+
+    def changed() -> None:
+        value.set_enabled(not null.value)
+        equal.show(desk.commands.produce(topic, key.value or None, text(), named(), chosen()))
+
+    async def send() -> None:
+        body = text()
+        record = NewRecord(
+            topic,
+            None if body is None else body.encode(),
+            (key.value or "").encode() or None,
+            tuple((name, given.encode()) for name, given in named().items()),
+            chosen(),
+        )
+        act.props("loading")
+        result = await attempt(lambda: desk.produce(record))
+        act.props(remove="loading")
+        if isinstance(result, HeadraceError):
+            verdict.problem(result)
+        else:
+            verdict.good(f"written to partition {result[0]} at offset {result[1]:,}")
+
+    for widget in (key, value, headers, null, partition):
+        widget.on_value_change(lambda _: changed())
+    act.on("click", send)
+    changed()
+
+
+__all__ = ["browse", "look_into", "produce", "show", "topic_href"]

@@ -1,0 +1,210 @@
+"""The list of topics, and the form that creates one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nicegui import ui
+
+from headrace.console import words
+from headrace.console.desk import Desk
+from headrace.console.pieces import (
+    EqualPanel,
+    Live,
+    State,
+    Verdict,
+    attempt,
+    button,
+    dialog,
+    element,
+    empty,
+    field,
+    number,
+    page,
+    pairs,
+    spark_path,
+    topic_href,
+)  # fmt: skip
+from headrace.console.tables import Column, Row, Table
+from headrace.errors import HeadraceError
+from headrace.monitor.snapshot import Snapshot, TopicView
+from headrace.transport.topics import NewTopic
+
+_COLUMNS = (
+    Column("topic", "Topic", "link"),
+    Column("health", "Replicas", "state"),
+    Column("partitions", "Partitions", "number", wide=True),
+    Column("replication", "Copies", "number", wide=True),
+    Column("spark", "In, last 15 min", "spark", wide=True),
+    Column("in", "In", "number"),
+    Column("out", "Out", "number", wide=True),
+    Column("records", "Records", "number", wide=True),
+    Column("bytes", "Stored", "number"),
+)
+
+#: What the summary of a new topic tells, and what can be set in the form.
+SUMMARY = ("min.insync.replicas", "cleanup.policy", "retention.ms", "retention.bytes")
+
+
+def health(topic: TopicView) -> tuple[str, State]:
+    """The state of a topic's replicas in a word."""
+    if topic.offline:
+        return f"{topic.offline} offline", "bad"
+    if topic.under_replicated:
+        return f"{topic.under_replicated} behind", "warn"
+    return "in sync", "good"
+
+
+def show(desk: Desk) -> None:
+    live = Live(desk)
+    chosen = {"internal": False}
+    table: Table
+
+    def rows() -> list[Row]:
+        return [_row(t) for t in desk.now.topics.values() if chosen["internal"] or not t.internal]
+
+    def show_internal(event: Any) -> None:
+        chosen["internal"] = bool(event.value)
+        table.refresh()
+
+    with page("Topics") as side:
+        with side:
+            search = field("Filter", on_change=lambda event: table.search(event.value or ""))
+            search.props('clearable debounce=200 data-filter="1"')
+            ui.switch("Kafka's own", on_change=show_internal).props("dense")
+            element("a", "link", "JSON", href="/api/topics", target="_blank")
+            create = button("Create topic", lambda: create_topic(desk), kind="primary", icon="add")
+            create.set_enabled(not desk.read_only)
+        with element("section", "card"):
+            nothing = empty(
+                "topic", "No topics yet", "Create the first one with the button above, or in a terminal:",
+                "headrace topic create orders --partitions 3",
+            )  # fmt: skip
+            table = Table(_COLUMNS, rows, key="topic", sort="topic", dress=sparks(desk, "topic", "topic", "in"))
+
+    @live
+    def refresh(now: Snapshot) -> None:
+        table.refresh()
+        has_any = bool(now.totals.topics) or chosen["internal"]
+        nothing.set_visibility(not has_any)
+        table.table.set_visibility(has_any)
+
+
+def sparks(desk: Desk, kind: str, key: str, metric: str) -> Callable[[Sequence[Row]], None]:
+    """Adds the last quarter of an hour to the rows that are shown."""
+
+    def dress(rows: Sequence[Row]) -> None:
+        found = desk.history.many(kind, [row[key] for row in rows], metric, since=time.time() - 900, most=40)
+        for row in rows:
+            row["spark"] = spark_path(found[row[key]])
+
+    return dress
+
+
+def _row(topic: TopicView) -> Row:
+    text, kind = health(topic)
+    return {
+        "topic": topic.name,
+        "topic_href": topic_href(topic.name),
+        "health": text,
+        "health_state": kind,
+        "_health": topic.offline * 10_000 + topic.under_replicated,
+        "partitions": len(topic.partitions),
+        "replication": topic.replication,
+        "in": words.rate(topic.in_per_s),
+        "_in": topic.in_per_s,
+        "out": words.rate(topic.out_per_s),
+        "_out": topic.out_per_s,
+        "records": words.count(topic.records),
+        "_records": topic.records,
+        "bytes": words.size(topic.size_bytes),
+        "_bytes": topic.size_bytes,
+    }
+
+
+def create_topic(desk: Desk) -> None:
+    """The form: a name, numbers, the brokers' defaults or settings of one's own; then the summary."""
+    brokers = sum(b.state == "up" for b in desk.now.brokers)
+    configs: list[tuple[ui.input, ui.input]] = []
+    with dialog("Create a topic") as asking:
+        with element("div", "fields"):
+            name = field("Name", validation=_name_problem).props("autofocus").classes("whole")
+            partitions = number("Partitions", 3, min=1, max=100_000)
+            replication = number("Copies of each (replication)", min(3, brokers) or 1, min=1, max=max(1, brokers))
+        custom = element("div", "stack tight")
+        with element("div", "row"):
+            button("Add a setting", lambda: add_setting(), icon="tune")
+            element("span", "muted", "Without settings the brokers' defaults hold.")
+        equal = EqualPanel()
+        verdict = Verdict()
+        with element("div", "row end"):
+            button("Cancel", asking.close)
+            act = button("Create", kind="primary")
+
+    def settings() -> dict[str, str]:
+        return {key.value.strip(): value.value for key, value in configs if (key.value or "").strip()}
+
+    def changed() -> None:
+        equal.show(
+            desk.commands.create_topic(
+                (name.value or "NAME").strip(), _whole(partitions.value), _whole(replication.value), settings()
+            )
+        )
+
+    def add_setting() -> None:
+        with custom, element("div", "row"):
+            key = field("Setting", on_change=changed).props('placeholder="retention.ms"')
+            value = field("Value", on_change=changed)
+        configs.append((key, value))
+
+    async def run() -> None:
+        if not name.validate():
+            return
+        topic = NewTopic(name.value.strip(), _whole(partitions.value), _whole(replication.value), settings())
+        act.props("loading")
+        result = await attempt(lambda: desk.create_topic(topic))
+        act.props(remove="loading")
+        if isinstance(result, HeadraceError):
+            verdict.problem(result)
+            return
+        asking.close()
+        await _summary(desk, topic.name)
+
+    for widget in (name, partitions, replication):
+        widget.on_value_change(lambda _: changed())
+    act.on("click", run)
+    name.on("keydown.enter", run)
+    changed()
+
+
+def _name_problem(text: str) -> str | None:
+    name = (text or "").strip()
+    if not name:
+        return "a topic needs a name"
+    if len(name) > 249:
+        return "at most 249 characters"
+    if name in {".", ".."} or any(not (c.isascii() and (c.isalnum() or c in "._-")) for c in name):
+        return "letters, digits, . _ and - only"
+    return None
+
+
+def _whole(value: float | None) -> int | None:
+    return int(value) if value else None
+
+
+async def _summary(desk: Desk, name: str) -> None:
+    """What was made, as the cluster tells it."""
+    found = await asyncio.to_thread(desk.describe_topic, name)
+    with dialog(f"{name} is created") as told:
+        rows = [
+            ("Partitions", str(len(found.partitions))),
+            ("Replication", str(found.replication)),
+            *((key, words.setting(key, found.configs[key].value)) for key in SUMMARY if key in found.configs),
+        ]
+        pairs(rows)
+        with element("div", "row end"):
+            button("Close", told.close)
+            button("Open", lambda: ui.navigate.to(topic_href(name)), kind="primary")

@@ -1,0 +1,410 @@
+"""What pages are built of: tiles, cards, states, sparklines, events, tables, dialogs, and how they stay alive.
+
+Everything that a person or a record has named is shown as text or as an attribute; nothing here makes HTML of it, and
+no value is ever put into a script.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import quote
+
+from nicegui import ui
+
+from headrace.console import words
+from headrace.console.commands import Equal
+from headrace.errors import HeadraceError
+from headrace.monitor.events import Event
+from headrace.monitor.history import Point
+from headrace.monitor.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace.console.desk import Desk
+
+T = TypeVar("T")
+State = Literal["good", "warn", "bad", "none"]
+
+_TICK_S = 0.5
+
+
+class Live:
+    """Calls what is registered with every new snapshot, and once at the beginning, as long as the page is open."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self._shown: list[Callable[[Snapshot], None]] = []
+        self._at = 0.0
+        ui.timer(_TICK_S, self._tick)
+
+    def __call__(self, show: Callable[[Snapshot], None]) -> Callable[[Snapshot], None]:
+        self._shown.append(show)
+        show(self.desk.now)
+        return show
+
+    def _tick(self) -> None:
+        now = self.desk.now
+        if now.at != self._at:
+            self._at = now.at
+            for show in self._shown:
+                show(now)
+
+
+# -- text -------------------------------------------------------------------------------------------------------
+
+
+def element(tag: str, classes: str = "", text: str | None = None, **attributes: Any) -> ui.element:
+    """An HTML element with plain text in it."""
+    made = ui.element(tag)
+    if classes:
+        made.classes(classes)
+    if text is not None:
+        put(made, text)
+    for name, value in attributes.items():
+        made._props[name.rstrip("_").replace("_", "-")] = value
+    return made
+
+
+def put(target: ui.element, text: str) -> None:
+    """The element shows this text; nothing is sent if it does already."""
+    if target._text != text:
+        target._text = text
+        target.update()
+
+
+def attribute(target: ui.element, name: str, value: Any) -> None:
+    if target._props.get(name) != value:
+        target._props[name] = value
+        target.update()
+
+
+def flag(target: ui.element, name: str, on: bool) -> None:
+    """The class is there, or not."""
+    if on != (name in target._classes):
+        target.classes(add=name) if on else target.classes(remove=name)
+
+
+def link(text: str, href: str, classes: str = "link") -> ui.element:
+    return element("a", classes, text, href=href)
+
+
+def quoted(name: str) -> str:
+    return quote(name, safe="")
+
+
+def topic_href(name: str) -> str:
+    return f"/topics/{quoted(name)}"
+
+
+def group_href(name: str) -> str:
+    return f"/group?name={quoted(name)}"
+
+
+def state(text: str, kind: State) -> ui.element:
+    return element("span", "state", text, data_state=kind)
+
+
+def show_state(target: ui.element, text: str, kind: State) -> None:
+    put(target, text)
+    attribute(target, "data-state", kind)
+
+
+# -- boxes ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def box(classes: str, tag: str = "div") -> Iterator[ui.element]:
+    with element(tag, classes) as made:
+        yield made
+
+
+@contextmanager
+def card(title: str | None = None, classes: str = "") -> Iterator[ui.element]:
+    """A card; what stands beside its title goes into `side_of` it."""
+    with element("section", f"card {classes}") as made:
+        if title is not None:
+            with element("h2", "title"):
+                element("span", text=title)
+        yield made
+
+
+@contextmanager
+def page(title: str, sub: str | None = None, *, crumb: tuple[str, str] | None = None) -> Iterator[ui.element]:
+    """A page with its heading; yields the place for buttons at the right of it."""
+    with element("main", "page", id="content"):
+        with element("div", "head"):
+            with element("div", "grow"):
+                if crumb:
+                    link(crumb[0], crumb[1], "crumb link")
+                element("h1", text=title)
+                if sub:
+                    element("div", "sub", sub)
+            side = element("div", "row tight")
+        yield side
+
+
+class Tile:
+    """A number at a glance, with what it was lately behind it."""
+
+    def __init__(self, label: str, *, spark: bool = False) -> None:
+        with element("div", "tile") as self.box:
+            element("div", "label", label)
+            self._value = element("div", "value", words.DASH)
+            self._note = element("div", "note", "")
+            self._spark = Spark() if spark else None
+
+    def show(self, value: str, note: str = "", level: Literal["", "warn", "bad"] = "") -> None:
+        put(self._value, value)
+        put(self._note, note)
+        for name in ("warn", "bad"):
+            flag(self.box, f"is-{name}", level == name)
+
+    def trace(self, points: Sequence[Point]) -> None:
+        if self._spark:
+            self._spark.show(points)
+
+
+class Spark:
+    """A line without axes."""
+
+    def __init__(self) -> None:
+        svg = element("svg", "spark", viewBox="0 0 100 24", preserveAspectRatio="none", aria_hidden="true")
+        with svg:
+            self._area = element("path", "area", d="")
+            self._line = element("path", d="")
+
+    def show(self, points: Sequence[Point]) -> None:
+        path = spark_path(points)
+        attribute(self._line, "d", path)
+        attribute(self._area, "d", f"{path} L100 24 L0 24 Z" if path.count("L") else "")
+
+
+def spark_path(points: Sequence[Point]) -> str:
+    """The points as an SVG path in a box of 100 by 24; a gap stays a gap."""
+    known = [(at, value) for at, value in points if value is not None]
+    if len(known) < 2:
+        return ""
+    first, last = known[0][0], known[-1][0]
+    top = max(value for _, value in known) or 1.0
+    parts, pen = [], "M"
+    for at, value in points:
+        if value is None:
+            pen = "M"
+            continue
+        x = 100 * (at - first) / max(1, last - first)
+        parts.append(f"{pen}{x:.1f} {22.5 - 21 * value / top:.1f}")
+        pen = "L"
+    return " ".join(parts)
+
+
+def empty(icon: str, title: str, text: str, command: str | None = None) -> ui.element:
+    """Nothing is here yet, and what to do next."""
+    with element("div", "empty") as made:
+        ui.icon(icon)
+        element("b", text=title)
+        element("div", text=text)
+        if command:
+            element("code", text=command)
+    return made
+
+
+def pairs(rows: Iterable[tuple[str, str]]) -> None:
+    with element("div", "pairs"):
+        for name, value in rows:
+            element("div", "k", name)
+            element("div", "v", value)
+
+
+# -- events -----------------------------------------------------------------------------------------------------
+
+_ICONS = {
+    "broker": "dns", "controller": "hub", "leader": "swap_horiz", "isr": "sync", "topic": "topic", "group": "groups",
+    "member": "person", "ownership": "compare_arrows", "connector": "cable", "schema": "schema",
+    "pipeline": "account_tree", "node": "memory", "console": "visibility",
+}  # fmt: skip
+
+
+class EventList:
+    """The latest events; built anew only when there are new ones."""
+
+    def __init__(self, *, most: int = 12, long_time: bool = False, nothing: str = "Nothing has changed yet.") -> None:
+        self.most = most
+        self.long_time = long_time
+        self.nothing = nothing
+        self._shown: list[Event] | None = None
+        self.box = element("div", "events", role="log")
+
+    def show(self, events: Sequence[Event]) -> None:
+        chosen = list(events[: self.most])
+        if chosen == self._shown:
+            return
+        self._shown = chosen
+        self.box.clear()
+        with self.box:
+            if not chosen:
+                element("div", "muted", self.nothing)
+            for event in chosen:
+                with element("div", "event long-time" if self.long_time else "event", data_level=event.level):
+                    element("span", "at", words.clock(event.at))
+                    ui.icon(_ICONS.get(event.kind, "circle"))
+                    element("span", "what", event.text)
+
+
+# -- asking and telling -----------------------------------------------------------------------------------------
+
+
+async def attempt(work: Callable[[], T]) -> T | HeadraceError:
+    """The result of work that may take a while, or the error that it ended with."""
+    try:
+        return await asyncio.to_thread(work)
+    except HeadraceError as error:
+        return error
+
+
+class Verdict:
+    """A place for what went wrong or well, in words."""
+
+    def __init__(self) -> None:
+        self.box = element("div", role="status")
+        self.box.set_visibility(False)
+
+    def clear(self) -> None:
+        self.box.set_visibility(False)
+
+    def problem(self, error: HeadraceError) -> None:
+        lines = [error.problem]
+        lines += [f"why: {error.why}"] if error.why else []
+        lines += [f"try: {error.hint}"] if error.hint else []
+        self._show("problem", "\n".join(lines))
+
+    def good(self, text: str) -> None:
+        self._show("good-news", text)
+
+    def _show(self, kind: str, text: str) -> None:
+        self.box.classes(replace=kind)
+        put(self.box, text)
+        self.box.set_visibility(True)
+
+
+class EqualPanel:
+    """The same action as a command, for Kafka's tools, and in Python."""
+
+    def __init__(self, equal: Equal | None = None) -> None:
+        self._equal = equal
+        self._chosen = "headrace"
+        self._buttons: dict[str, ui.element] = {}
+        with element("div", "equal"):
+            with element("div", "tabs", role="tablist"):
+                for name, label in (("headrace", "headrace"), ("kafka", "Kafka's tools"), ("python", "Python")):
+                    button = element("button", text=label, role="tab", type="button")
+                    button.on("click", lambda name=name: self._choose(name))
+                    self._buttons[name] = button
+                element("span", "hint", "the same, typed")
+            self._text = element("pre", tabindex="0")
+        self._choose("headrace")
+
+    def show(self, equal: Equal) -> None:
+        self._equal = equal
+        self._choose(self._chosen)
+
+    def _choose(self, name: str) -> None:
+        self._chosen = name
+        for each, button in self._buttons.items():
+            attribute(button, "aria-selected", "true" if each == name else "false")
+        put(self._text, getattr(self._equal, name) if self._equal else "")
+
+
+def toggle(options: Sequence[tuple[str, str]], chosen: str, on_choose: Callable[[str], None]) -> None:
+    """One of a few, always visible."""
+    buttons: dict[str, ui.element] = {}
+
+    def choose(name: str) -> None:
+        for each, button in buttons.items():
+            attribute(button, "aria-pressed", "true" if each == name else "false")
+        on_choose(name)
+
+    with element("div", "toggle", role="group"):
+        for name, label in options:
+            pressed = "true" if name == chosen else "false"
+            button = element("button", text=label, type="button", aria_pressed=pressed)
+            button.on("click", lambda name=name: choose(name))
+            buttons[name] = button
+
+
+def button(
+    text: str, on_click: Callable[[], Any] | None = None, *, kind: str = "plain", icon: str | None = None
+) -> ui.button:
+    return (
+        ui.button(text, on_click=on_click, icon=icon, color=None)
+        .props("no-caps unelevated dense")
+        .classes(f"{kind} q-px-md")
+    )
+
+
+@contextmanager
+def dialog(title: str, *, wide: bool = False) -> Iterator[ui.dialog]:
+    """A dialog that is open, and gone for good when it is closed."""
+    with ui.dialog() as made, element("q-card", f"dialog{' wide' if wide else ''}"):
+        element("h2", text=title)
+        yield made
+    made.on("hide", lambda: made.delete())
+    made.open()
+
+
+async def confirm(
+    title: str, text: str, equal: Equal, work: Callable[[], Any], *, action: str, done: str, type_in: str | None = None
+) -> None:
+    """Asks before something that cannot be taken back; with `type_in` its name has to be typed."""
+    with dialog(title) as asking:
+        element("div", text=text)
+        typed = None
+        if type_in is not None:
+            typed = field(f"Type {type_in} to confirm")
+        EqualPanel(equal)
+        verdict = Verdict()
+        with element("div", "row end"):
+            button("Cancel", asking.close)
+            act = button(action, kind="danger")
+    if typed is not None:
+        act.disable()
+        typed.on_value_change(lambda event: act.set_enabled(event.value == type_in))
+
+    async def run() -> None:
+        act.props("loading")
+        result = await attempt(work)
+        act.props(remove="loading")
+        if isinstance(result, HeadraceError):
+            verdict.problem(result)
+            return
+        asking.close()
+        ui.notify(done, type="positive", position="bottom-right")
+
+    act.on("click", run)
+
+
+def field(label: str, value: str = "", **settings: Any) -> ui.input:
+    return ui.input(label, value=value, **settings).props("outlined dense stack-label").classes("grow")
+
+
+def number(label: str, value: float | None = None, **settings: Any) -> ui.number:
+    return ui.number(label, value=value, format="%d", **settings).props("outlined dense stack-label").classes("grow")
+
+
+def select(label: str, options: Any, value: Any = None, **settings: Any) -> ui.select:
+    return (
+        ui.select(options, label=label, value=value, **settings)
+        .props("outlined dense stack-label options-dense")
+        .classes("grow")
+    )
+
+
+def range_switch(of_card: ui.element, chosen: str, choose: Callable[[str], None]) -> None:
+    """The switch for how far back a chart looks, at the right of a card's title."""
+    from headrace.console.charts import RANGES
+
+    with of_card.default_slot.children[0], element("span", "side"):
+        toggle([(name, name) for name in RANGES], chosen, choose)

@@ -1,0 +1,176 @@
+"""The console's process: the watch, the gate, the API and the pages, joined and served by uvicorn.
+
+    headrace console                   beside a cluster: a node like the registry, with its files in `console/`
+    headrace console --bootstrap …     for any Kafka, in the foreground, until Ctrl-C
+
+It listens on 127.0.0.1 unless told otherwise, and then only with a password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import logging.handlers
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace import __version__
+from headrace.cluster import Cluster
+from headrace.console.access import Access
+from headrace.errors import UsageError
+from headrace.monitor.history import History
+from headrace.monitor.look import Target
+from headrace.monitor.sampler import Sampler
+from headrace.transport.client import Connection
+from headrace.transport.connectors import Connectors
+from headrace.transport.schemas import Registry
+
+# A registry or a worker that has not answered by then is shown as away.
+_SERVICE_TIMEOUT_S = 4.0
+_STATIC = Path(__file__).parent / "static"
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What is served, where, and to whom. `folder` holds the history, the token and the log."""
+
+    folder: Path
+    port: int
+    connection: Connection | None = None
+    home: Path | None = None
+    host: str = "127.0.0.1"
+    password: str | None = None
+    read_only: bool = False
+    registry: str | None = None
+    connect: str | None = None
+
+    def check(self) -> None:
+        """Nobody gets to it over a network without a password."""
+        if self.host == "localhost" or _is_loopback(self.host):
+            return
+        if not self.password:
+            raise UsageError(
+                f"the console listens on {self.host} only with a password",
+                why="whoever reached it could read and change everything in the cluster",
+                hint="HEADRACE_CONSOLE_PASSWORD in the environment, or a file: --password-file FILE",
+            )
+
+    def target(self) -> Target:
+        """The Kafka that is meant and what stands beside it."""
+        cluster = Cluster(self.home) if self.home else None
+        connection = self.connection
+        registry, connect = self.registry, self.connect
+        if cluster is not None:
+            spec = cluster.spec
+            connection = connection or Connection(spec.bootstrap)
+            registry, connect = registry or spec.url("registry"), connect or spec.url("connect")
+        if connection is None:
+            raise UsageError("neither a cluster of this machine nor an address was given", hint="--bootstrap HOST:PORT")
+        return Target(
+            connection,
+            cluster,
+            Registry(registry, patience_s=1.0, timeout_s=_SERVICE_TIMEOUT_S) if registry else None,
+            Connectors(connect, timeout_s=_SERVICE_TIMEOUT_S) if connect else None,
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _reachable(host: str) -> str:
+    """Where a browser of this machine finds it."""
+    return "127.0.0.1" if host in {"0.0.0.0", "::"} else f"[{host}]" if ":" in host else host  # noqa: S104
+
+
+def serve(serving: Serving, on_start: Callable[[str], None] = lambda _: None) -> None:
+    """Serves until the process is asked to end. `on_start` is told the address that lets its reader in."""
+    serving.check()
+    serving.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _log_to(serving.folder / "server.log")
+    # The framework wants a place for what it keeps; we keep nothing there, but it must not be somebody's folder.
+    os.environ.setdefault("NICEGUI_STORAGE_PATH", str(serving.folder / "nicegui"))
+    import uvicorn
+
+    access = Access(serving.folder, serving.port, serving.password)
+    on_start(f"http://{_reachable(serving.host)}:{serving.port}/login?token={access.token}")
+    config = uvicorn.Config(
+        application(serving, access),
+        host=serving.host,
+        port=serving.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws_max_size=4_000_000,
+        timeout_graceful_shutdown=1,
+    )
+    uvicorn.Server(config).run()
+
+
+def application(serving: Serving, access: Access) -> Any:
+    """The ASGI application, gate and all. The watch begins and ends with it."""
+    from fastapi import FastAPI, Request
+    from nicegui import ui
+    from starlette.staticfiles import StaticFiles
+
+    from headrace.console.api import add_api
+    from headrace.console.desk import Desk
+    from headrace.console.frame import add_pages
+    from headrace.console.safety import Gate
+
+    history = History(serving.folder / "history.sqlite")
+    target = serving.target()
+    sampler = Sampler(target, history)
+    desk = Desk(target, sampler, history, read_only=serving.read_only)
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        sampler.start()
+        yield
+        await asyncio.to_thread(sampler.stop)
+        desk.close()
+        history.close()
+
+    def csrf(request: Request) -> str | None:
+        session = request.scope.get("headrace.session")
+        return access.csrf(session) if session else None
+
+    app = FastAPI(
+        title="headrace console", version=__version__, lifespan=life, docs_url=None, redoc_url=None,
+        openapi_url="/api/openapi.json",
+    )  # fmt: skip
+    add_api(app, desk, csrf)
+    app.mount("/static", StaticFiles(directory=_STATIC))
+    add_pages(desk)
+    ui.run_with(
+        app,
+        title="headrace",
+        favicon=_STATIC / "headrace.svg",
+        dark=None,
+        binding_refresh_interval=None,
+        reconnect_timeout=6.0,
+        message_history_length=20,
+        gzip_middleware_factory=None,
+        tailwind=False,
+        show_welcome_message=False,
+    )
+    return Gate(app, access)
+
+
+def _log_to(file: Path) -> None:
+    handler = logging.handlers.RotatingFileHandler(file, maxBytes=2_000_000, backupCount=3, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    file.chmod(0o600)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    for noisy in ("kafka", "httpx", "asyncio", "watchfiles"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)

@@ -1,0 +1,105 @@
+"""Numbers, sizes and times as people read them, always with their unit. What is not known is a dash."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+DASH = "\N{EN DASH}"
+
+
+def count(value: float | None) -> str:
+    """`1,234`."""
+    return DASH if value is None else f"{round(value):,}"
+
+
+def short_count(value: float | None) -> str:
+    """`1,234`, `56.7 k`, `8.9 M`: three digits are enough for a glance."""
+    if value is None:
+        return DASH
+    if abs(value) < 10_000:
+        return f"{round(value):,}"
+    for unit in ("k", "M", "G", "T"):
+        value /= 1000
+        if abs(value) < 1000:
+            return f"{value:.3g} {unit}" if abs(value) < 100 else f"{value:.0f} {unit}"
+    return f"{value:.0f} P"
+
+
+def size(value: float | None) -> str:
+    """`12.3 MB`."""
+    if value is None:
+        return DASH
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def rate(value: float | None) -> str:
+    """`1,234 /s`; slow ones with a digit behind the point."""
+    if value is None:
+        return DASH
+    return f"{value:.1f} /s" if 0 < value < 10 else f"{short_count(value)} /s"
+
+
+def byte_rate(value: float | None) -> str:
+    """`12.3 MB/s`."""
+    return DASH if value is None else f"{size(value)}/s"
+
+
+def span(seconds: float | None) -> str:
+    """`850 ms`, `12 s`, `3 min`, `4 h 10 min`."""
+    if seconds is None:
+        return DASH
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms" if seconds else "0 s"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
+    if hours < 1:
+        return f"{minutes} min"
+    return f"{hours} h {minutes % 60} min" if days < 1 else f"{days} d {hours % 24} h"
+
+
+def clock(at: float) -> str:
+    """`14:03:07`, with the day if it is another one."""
+    moment = datetime.fromtimestamp(at)
+    today = moment.date() == datetime.now().date()
+    return moment.strftime("%H:%M:%S" if today else "%d %b %H:%M:%S")
+
+
+def moment(timestamp_ms: int) -> str:
+    """`2026-05-01 14:03:07.123`, local time."""
+    if timestamp_ms < 0:
+        return DASH
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000).strftime("%Y-%m-%d %H:%M:%S.") + f"{timestamp_ms % 1000:03d}"
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp_ms} ms"
+
+
+def ago(at: float) -> str:
+    """`12 s ago`."""
+    return f"{span(max(0.0, time.time() - at))} ago"
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 record`, `1,000 records`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def setting(name: str, value: str | None) -> str:
+    """A Kafka setting with what it means: `604800000 (7 d 0 h)`, `-1 (no limit)`."""
+    if value is None:
+        return DASH
+    if value.lstrip("-").isdigit():
+        number = int(value)
+        if number == -1 and name.startswith("retention"):
+            return "-1 (no limit)"
+        if name.endswith(".ms") and number >= 1000:
+            return f"{value} (for ever)" if number > 1 << 50 else f"{value} ({span(number / 1000)})"
+        if name.endswith(".bytes") and number >= 1000:
+            return f"{value} (no limit)" if number > 1 << 60 else f"{value} ({size(number)})"
+    return value
