@@ -141,3 +141,14 @@ def test_two_of_one_name_are_refused(
     worker, source, _ = file_to_file()
     with pytest.raises(UsageError, match="of that name exists"):
         worker.create(f"{topic}-in", {"connector.class": "FileStreamSource", "file": str(source), "topic": topic})
+
+
+def test_connects_own_group_is_listed_and_told_apart_from_consumers(serviced: Cluster, run: Headrace) -> None:
+    home = serviced.home.root
+    listed = run("group", "list", "--json", home=home)
+    assert listed.code == 0
+    assert "headrace-connect" in listed.out
+    described = run("group", "describe", "headrace-connect", home=home)
+    assert (described.code, "Connect workers" in described.err) == (0, True)
+    reset = run("group", "reset", "headrace-connect", "--to", "end", "--yes", home=home)
+    assert (reset.code, "a connect group" in reset.err) == (1, True)

@@ -85,7 +85,9 @@ def _print_description(app: App, found: GroupDescription) -> None:
             "lag": "-" if found.lag is None else f"{found.lag:,}",
         }
     )
-    if not known:
+    if not known and found.protocol == "connect":
+        app.say("its members are Connect workers, not consumers: headrace connector list shows what they run")
+    elif not known:
         app.say(f"members and offsets of a {found.type} group cannot be asked for: no Python client speaks that yet")
     if found.members:
         click.echo()

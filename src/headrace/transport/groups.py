@@ -30,6 +30,8 @@ STATES = {
     "EMPTY": "Empty",
 }
 _DESCRIBABLE = {"classic", "consumer"}
+# A group without members that has only committed offsets names no protocol.
+_CONSUMERS = {"consumer", "-"}
 _REBALANCING = {"PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling"}
 
 
@@ -43,6 +45,11 @@ class Group:
     protocol: str
     coordinator: int
     members: int | None = None
+
+    @property
+    def describable(self) -> bool:
+        """True if members and offsets can be asked for. Connect's workers are a classic group of another protocol."""
+        return self.type in _DESCRIBABLE and self.protocol in _CONSUMERS
 
 
 @dataclass(frozen=True)
@@ -158,7 +165,7 @@ class Groups:
         found = self._listed()
         counts = {
             name: len(description.members)
-            for name, description in self._described([g.group for g in found if g.type in _DESCRIBABLE]).items()
+            for name, description in self._described([g.group for g in found if g.describable]).items()
         }
         return tuple(replace(group, members=counts.get(group.group)) for group in found)
 
@@ -170,7 +177,7 @@ class Groups:
         listed = self._require([name])[0]
         where = self._admin.live_brokers().get(listed.coordinator, "?")
         facts = (listed.group, listed.type, listed.state, listed.protocol)
-        if listed.type not in _DESCRIBABLE:
+        if not listed.describable:
             return GroupDescription(*facts, None, f"broker {listed.coordinator} ({where})", None, None)
         found = self._described([name])[name]
         members = tuple(sorted((member_of(m) for m in found.members), key=lambda m: (m.client_id, m.member_id)))
@@ -328,10 +335,11 @@ class Groups:
 
     def _require_resettable(self, name: str) -> None:
         group = self._require([name])[0]
-        if group.type not in _DESCRIBABLE:
+        if not group.describable:
+            connect = group.protocol == "connect"
             raise Failed(
-                f"{name} is a {group.type} group, and its offsets cannot be reset from here",
-                why="no Python client speaks the request yet",
+                f"{name} is a {group.protocol if connect else group.type} group, and its offsets cannot be reset from here",
+                why="its members are no consumers" if connect else "no Python client speaks the request yet",
             )
         busy = self._busy(name)
         if busy:
