@@ -336,10 +336,11 @@ class Groups:
     def _require_resettable(self, name: str) -> None:
         group = self._require([name])[0]
         if not group.describable:
-            connect = group.protocol == "connect"
+            of_workers = group.protocol == "connect"
+            kind = group.protocol if of_workers else group.type
             raise Failed(
-                f"{name} is a {group.protocol if connect else group.type} group, and its offsets cannot be reset from here",
-                why="its members are no consumers" if connect else "no Python client speaks the request yet",
+                f"{name} is a {kind} group, and its offsets cannot be reset from here",
+                why="its members are no consumers" if of_workers else "no Python client speaks the request yet",
             )
         busy = self._busy(name)
         if busy:
