@@ -1,4 +1,4 @@
-"""Our own consumer while the cluster goes away and comes back.
+"""Our own clients while the cluster goes away and comes back, and the cluster when they do.
 
 A reading "until the end" must not take an outage for the end: a group that lost its partitions with the brokers gets
 them back with the brokers, so every record that was acknowledged is read before the reading says that it is done. And
@@ -7,15 +7,24 @@ a leader that hangs is as silent as a topic without writers, which is no reason 
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+
+import pytest
 
 from headrace.cluster import Cluster
 from headrace.runtime.waiting import eventually
-from headrace.transport.consume import ConsumeOptions, Reading, reading
+from headrace.transport.admin import Admin
+from headrace.transport.consume import ConsumeOptions, Reading, consume, reading
 from headrace.transport.offsets import Until
 from headrace.transport.produce import produce
+from tests.conftest import Headrace
 from tests.records import leaders
 
 MakeTopic = Callable[..., str]
@@ -68,3 +77,75 @@ def _fill(cluster: Cluster, topic: str) -> None:
 def _collect(run: Reading, seen: set[int]) -> None:
     for batch in run.batches():
         seen.update(int(message.value()) for message in batch.messages)
+
+
+@pytest.mark.parametrize("producers", [1, 2])
+def test_a_second_ctrl_c_gives_up_what_is_under_way_and_says_so(
+    headrace_faults: Cluster, headrace_topic: MakeTopic, run: Headrace, producers: int
+) -> None:
+    """The first one flushes, which takes as long as the brokers are silent; the second one ends it at once."""
+    cluster = headrace_faults
+    topic = headrace_topic(replication=3)
+    (run.folder / "in.txt").write_text("".join(f"{n}\n" for n in range(100_000)))
+    words = ("--rate", 500, "--producers", producers, "--json", "--bootstrap", cluster.bootstrap)
+    sending = run.start("produce", topic, "in.txt", *words)
+    eventually(lambda: (Admin(cluster).topic_records([Admin(cluster).topic(topic)])[topic] or 0) > 100, 60)
+    for node in cluster.nodes:
+        cluster.pause(node)
+    silent = time.monotonic()
+    eventually(lambda: time.monotonic() - silent > 1, 5)
+    sending.send_signal(signal.SIGINT)
+    eventually(lambda: time.monotonic() - silent > 3, 5)
+    assert sending.poll() is None
+    sending.send_signal(signal.SIGINT)
+    again = time.monotonic()
+    out, err = sending.communicate(timeout=60)
+    took_s = time.monotonic() - again
+    for node in cluster.nodes:
+        cluster.resume(node)
+
+    assert sending.returncode == 130
+    assert took_s < 5
+    told = json.loads(out)
+    assert (told["interrupted"], told["complete"]) == (True, False)
+    assert told["acknowledged"] + told["failed"] == told["read"]
+    assert told["acknowledged"] > 100
+    kept = [json.loads(line) for line in (run.folder / f"{topic}.failed.ndjson").read_text().splitlines()]
+    assert len(kept) == told["failed"] > 100
+    assert {record["reason"] for record in kept} <= {
+        "given up before it was sent", "given up on its way: it may have been written or not",
+    }  # fmt: skip
+    assert f"{told['failed']:,} undelivered records kept in {topic}.failed.ndjson" in err
+    there = Counter(int(record.value or b"") for record in consume(cluster, topic))
+    given_up = Counter(int(record["value"]) for record in kept)
+    assert not Counter(range(told["read"] // producers)) - there - given_up
+
+
+_SENDING = """
+import itertools, json, sys
+from headrace.transport.produce import ProduceOptions, produce
+
+def tell(report):
+    print(json.dumps({p: span.last_offset for p, span in report.partitions.get(sys.argv[2], {}).items()}), flush=True)
+
+produce(sys.argv[1], sys.argv[2], map(str, itertools.count()), options=ProduceOptions(on_progress=tell))
+"""
+
+
+def test_what_a_killed_producer_was_told_is_there(headrace_cluster: Cluster, headrace_topic: MakeTopic) -> None:
+    topic = headrace_topic(partitions=3, replication=3)
+    with subprocess.Popen(
+        [sys.executable, "-c", _SENDING, headrace_cluster.bootstrap, topic], stdout=subprocess.PIPE, text=True
+    ) as sending:
+        assert sending.stdout
+        told = next(last for last in map(json.loads, sending.stdout) if sum(last.values()) > 50_000)
+        sending.kill()
+        told |= json.loads((sending.stdout.read().splitlines() or ["{}"])[-1] or "{}")
+    values: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for record in consume(headrace_cluster, topic):
+        values[record.partition].append(int(record.value or b""))
+    for partition, last_offset in told.items():
+        assert len(values[int(partition)]) > last_offset
+    every = [value for of_partition in values.values() for value in of_partition]
+    assert len(set(every)) == len(every)
+    assert all(of_partition == sorted(of_partition) for of_partition in values.values())

@@ -35,6 +35,7 @@ from headrace.transport.librdkafka import (
     NativeProducer,
     Report,
     Undelivered,
+    in_words,
     unusable_because,
 )
 
@@ -93,6 +94,7 @@ class BulkSender:
     `on_failed` is given every record that did not arrive, whole and with the reason; without it they
     are kept in `failures`. With `rich` the records may carry headers and timestamps.
     `native` says which path was taken and `native_refusal` why not the fast one.
+    Once `stop` is set, a wait for room ends as by Ctrl-C, which reaches only the main thread.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class BulkSender:
         *,
         on_failed: Callable[[Undelivered], None] | None = None,
         rich: bool = False,
+        stop: threading.Event | None = None,
     ) -> None:
         settings = {**_TUNED, **config}
         self.topic = topic
@@ -114,6 +117,7 @@ class BulkSender:
         self._backlog = _Backlog(settings)
         self._producer: _Path = (NativeProducer if self.native else _ClientProducer)(settings, topic)
         self._closed = False
+        self._stop = stop
 
     @property
     def pending(self) -> int:
@@ -157,6 +161,8 @@ class BulkSender:
                     self._backlog.add(len(values), size)
                     self._count(refused)
                     return
+            if self._stop and self._stop.is_set():
+                raise KeyboardInterrupt
             wait_s = _STEP_S
 
     def flush(self, timeout_s: float | None = None) -> int:
@@ -299,7 +305,7 @@ class _ClientProducer:
     def _on_delivery(self, error: KafkaError | None, message: Any) -> None:
         partition = message.partition()
         if error is not None:
-            self._undelivered.append(Undelivered(message.value(), message.key(), partition, error.str()))
+            self._undelivered.append(Undelivered(message.value(), message.key(), partition, in_words(error.str())))
             return
         offset = message.offset() if message.offset() is not None else NO_OFFSET
         run = self._runs.get(partition)

@@ -87,6 +87,16 @@ class Undelivered:
 
 
 Report = Acknowledged | Undelivered
+# What librdkafka says of records that were given up, which leaves open what became of them.
+_GIVEN_UP = {
+    "Local: Purged in queue": "given up before it was sent",
+    "Local: Purged in flight": "given up on its way: it may have been written or not",
+}
+
+
+def in_words(reason: str) -> str:
+    """The reason why a record was not delivered, as a person wants to read it."""
+    return _GIVEN_UP.get(reason, reason)
 
 
 def unusable_because(config: Mapping[str, object]) -> str | None:
@@ -234,7 +244,7 @@ class NativeProducer:
         return Undelivered(value, key, message.partition, self._reason(message.err))
 
     def _reason(self, code: int) -> str:
-        return _text(self._lib.rd_kafka_err2str(code))
+        return in_words(_text(self._lib.rd_kafka_err2str(code)))
 
     def _event_error(self, event: int) -> str:
         return _text(self._lib.rd_kafka_event_error_string(event))

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -126,7 +125,9 @@ class _Producing:
         self.connection = connection
         self.topic = topic
         self.options = options
+        #: Set by the first Ctrl-C: no more is read. By the second: what is under way is given up too.
         self.stop = threading.Event()
+        self.give_up = threading.Event()
         self._check()
 
     def _check(self) -> None:
@@ -173,7 +174,7 @@ class _Producing:
                     time.sleep(_PROGRESS_EVERY_S)
                     self.progress(ones)
                 except KeyboardInterrupt:
-                    self.stop.set()
+                    (self.give_up if self.stop.is_set() else self.stop).set()
             total = ProduceReport()
             for future in running:
                 total.add(future.result())
@@ -218,11 +219,10 @@ class _OneProducer:
                 self._flush()
         except KeyboardInterrupt:
             self.interrupted = True
-            with suppress(KeyboardInterrupt):  # a second one gives up on what is still under way
-                self._flush()
+            self._flush_unless_interrupted()
         except HeadraceError as error:
             self.error = error
-            self._flush()
+            self._flush_unless_interrupted()
         finally:
             for sender in self.senders.values():
                 sender.close()
@@ -353,8 +353,17 @@ class _OneProducer:
         """All that was accepted is acknowledged or failed; the progress goes on while that takes time."""
         for sender in self.senders.values():
             while sender.flush(_PROGRESS_EVERY_S):
+                if self.producing.give_up.is_set():
+                    raise KeyboardInterrupt
                 if self.options.producers == 1:
                     self.producing.progress([self])
+
+    def _flush_unless_interrupted(self) -> None:
+        """The same, but a further Ctrl-C gives up what is still under way: closing its sender counts it as failed."""
+        try:
+            self._flush()
+        except KeyboardInterrupt:
+            self.interrupted = True
 
     def _sender(self, topic: str) -> BulkSender:
         if topic not in self.senders:
@@ -367,5 +376,6 @@ class _OneProducer:
                 topic,
                 on_failed=(lambda record: report(topic, record)) if report else None,
                 rich=self.shaper.wanted.rich,
+                stop=self.producing.stop,
             )
         return self.senders[topic]
