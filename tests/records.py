@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from headrace.runtime.waiting import eventually
 
@@ -63,3 +63,19 @@ def leaders(bootstrap: str, topic: str) -> dict[int, int]:
     """The leader of each partition; -1 where there is none."""
     found = AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic, timeout=10).topics[topic]
     return {number: partition.leader for number, partition in found.partitions.items()}
+
+
+def wait_settled(bootstrap: str, *topics: str) -> None:
+    """Every transaction in the topics has ended, so a read_committed reader sees whatever it ever will.
+
+    A commit is answered when it is decided; the partitions hear of it a moment later.
+    """
+    client = AdminClient({"bootstrap.servers": bootstrap})
+    known = client.list_topics(timeout=20).topics
+    latest = {TopicPartition(name, p): OffsetSpec.latest() for name in topics for p in known[name].partitions}
+
+    def ends(isolation: IsolationLevel) -> dict[tuple[str, int], int]:
+        found = client.list_offsets(latest, isolation_level=isolation)
+        return {(place.topic, place.partition): future.result(20).offset for place, future in found.items()}
+
+    eventually(lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED), 60)

@@ -18,9 +18,10 @@ from headrace.errors import Failed, Unreachable
 from headrace.runtime.waiting import eventually
 from headrace.transport.client import Connection, HasBootstrap
 from headrace.transport.consume import consume
-from headrace.transport.marks import MARKS, Mark, MarkedWriter, prepare, read_mark, settle
+from headrace.transport.marks import MARKS, Mark, MarkedWriter, prepare, settle
 from headrace.transport.partitioner import partition_of
 from headrace.transport.writer import Fenced, Records
+from tests.records import wait_settled
 
 MakeTopic = Callable[..., str]
 
@@ -51,6 +52,8 @@ def write(writer: MarkedWriter, topic: str, batch: int, *values: bytes) -> None:
 
 
 def values_in(connection: Connection, topic: str) -> list[bytes | None]:
+    """What is committed, once every transaction in the topic has ended: a commit is answered before it is visible."""
+    wait_settled(connection.bootstrap, topic)
     return sorted(record.value for record in consume(connection, topic))  # type: ignore[type-var]
 
 
@@ -152,7 +155,7 @@ def test_a_killed_writer_has_written_all_or_nothing(
     if not writer.has(7):
         write(writer, topic, 7, b"1", b"2", b"3")
     assert values_in(connection, topic) == [b"1", b"2", b"3"]
-    assert read_mark(connection, name) == Mark(7, 3)
+    assert MarkedWriter(connection, name).mark == Mark(7, 3)
 
 
 def test_a_mark_behind_an_open_transaction_is_waited_for(connection: Connection, headrace_topic: MakeTopic) -> None:
@@ -176,7 +179,7 @@ def test_a_mark_behind_an_open_transaction_is_waited_for(connection: Connection,
     settle(connection, [theirs])
     opening.join(60)
     assert found == [Mark(5, 1)]
-    assert read_mark(connection, ours) == Mark(5, 1)
+    assert MarkedWriter(connection, ours).mark == Mark(5, 1)
 
 
 def _two_in_one_partition() -> tuple[str, str]:

@@ -24,6 +24,7 @@ from headrace.transport.consume import consume
 from headrace.transport.marks import Mark, MarkedWriter
 from headrace.transport.produce import produce
 from headrace.transport.writer import Records
+from tests.records import wait_settled
 from tests.spark import faults
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def numbers(spark: SparkSession, topic: str, batch: int, count: int = 100) -> Da
 
 
 def seen(connection: Connection, topic: str) -> Counter[int]:
+    wait_settled(connection.bootstrap, topic)
     return Counter(int(record.value or b"-1") for record in consume(connection, topic))
 
 
@@ -85,6 +87,7 @@ def test_what_a_record_may_hold(
         "_topic string, _partition int",
     )
     assert write_exactly_once(rows, KafkaTarget(connection, writer, 0, tasks=4)) == SinkResult(3, replayed=False)
+    wait_settled(connection.bootstrap, first, second)
     found = {(r.key, r.value, r.headers) for r in consume(connection, first)}
     assert found == {(None, None, ()), (b"\xff\x00", b"", ())}
     assert [(r.key, r.value, r.headers) for r in consume(connection, second)] == [
@@ -113,6 +116,7 @@ def test_the_order_of_a_source_partition_is_kept(
         )
     )  # fmt: skip
     assert write_exactly_once(rows, KafkaTarget(connection, writer, 0, tasks=2)).records == 30_000
+    wait_settled(connection.bootstrap, topic)
     kept: dict[bytes | None, list[bytes | None]] = {}
     for record in consume(connection, topic):
         kept.setdefault(record.key, []).append(record.value)
