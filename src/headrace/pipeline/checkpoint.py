@@ -173,6 +173,8 @@ class Checkpoint:
             self.commit_file(committed)
             if planned is None or planned < committed:
                 raise self._damaged(f"offsets/{committed}", "it is missing, and commits has it")
+        else:
+            _ = self.initial
         if planned is None:
             return
         if planned > 0 and planned - 1 not in self.numbers("offsets"):
@@ -240,11 +242,12 @@ class Checkpoint:
         """What `commits/N` says."""
         name = f"commits/{batch}"
         lines = self._lines(name)
+        if not lines:
+            raise self._damaged(name, "it ends after its first line")
         try:
-            found = json.loads(lines[0])
-        except (ValueError, IndexError) as error:
+            return dict(json.loads(lines[0]))
+        except (ValueError, TypeError) as error:
             raise self._damaged(name, error) from None
-        return dict(found)
 
     def _damaged(self, name: str, why: object) -> Failed:
         return Failed(

@@ -317,10 +317,10 @@ def _back_up(folder: PipelineFolder, checkpoint: Checkpoint, why: Mapping[str, A
     """A copy of the checkpoint and of what belongs to it, made whole before it gets its name."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     backups = folder.root / "backups"
-    backups.mkdir(mode=0o700, parents=True, exist_ok=True)
-    final = next(path for n in range(1000) if not (path := backups / (f"{stamp}-{n}" if n else stamp)).exists())
-    staging = backups / f".{final.name}"
     try:
+        backups.mkdir(mode=0o700, parents=True, exist_ok=True)
+        final = next(path for n in range(1000) if not (path := backups / (f"{stamp}-{n}" if n else stamp)).exists())
+        staging = backups / f".{final.name}"
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(mode=0o700)
         shutil.copytree(checkpoint.root, staging / "checkpoint")

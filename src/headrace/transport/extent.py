@@ -15,6 +15,9 @@ from headrace.transport.admin import Admin
 from headrace.transport.client import Connection
 from headrace.transport.offsets import Isolation, Place
 
+# A question here is asked again soon: whoever looks at a status must not wait long for a Kafka that is away.
+_PATIENCE_S = 5.0
+
 
 @dataclass(frozen=True)
 class TopicExtent:
@@ -37,7 +40,7 @@ def extents(
 ) -> dict[str, TopicExtent | None]:
     """The extent of each topic; None where there is none. With "committed", open transactions are not there."""
     wanted = list(dict.fromkeys(topics))
-    with Admin(connection) as admin:
+    with Admin(connection, timeout_s=_PATIENCE_S) as admin:
         described = _described(admin, wanted)
         places = [(name, p) for name, (_, partitions) in described.items() for p in partitions]
         begins, ends = _ask(admin, places, isolation)
@@ -53,7 +56,7 @@ def extents(
 
 def topic_ids(connection: Connection, topics: Iterable[str]) -> dict[str, str | None]:
     """Kafka's ids of the topics that exist; a topic that was deleted and made again has another one."""
-    with Admin(connection) as admin:
+    with Admin(connection, timeout_s=_PATIENCE_S) as admin:
         return {name: identity for name, (identity, _) in _described(admin, list(topics)).items()}
 
 
@@ -112,7 +115,7 @@ def _described(admin: Admin, topics: list[str]) -> dict[str, tuple[str | None, l
     there = {}
     for name, future in futures.items():
         try:
-            future.result(timeout=admin.timeout_s + 5)
+            future.result(timeout=admin.timeout_s + 1)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 continue
@@ -136,7 +139,7 @@ def _ask(
     level = IsolationLevel.READ_COMMITTED if isolation == "committed" else IsolationLevel.READ_UNCOMMITTED
     asked = [
         admin.client.list_offsets(
-            {TopicPartition(*place): spec for place in places}, isolation_level=level, request_timeout=5
+            {TopicPartition(*place): spec for place in places}, isolation_level=level, request_timeout=_PATIENCE_S
         )
         if places
         else {}
@@ -147,7 +150,7 @@ def _ask(
         found: dict[Place, int | None] = dict.fromkeys(places)
         for partition, future in futures.items():
             try:
-                offset = future.result(timeout=7).offset
+                offset = future.result(timeout=_PATIENCE_S + 1).offset
             except (KafkaException, TimeoutError):
                 continue
             found[partition.topic, partition.partition] = offset if offset >= 0 else None
@@ -165,7 +168,7 @@ def _retention(admin: Admin, topics: list[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for resource, future in futures.items():
         try:
-            settings = future.result(timeout=admin.timeout_s + 5)
+            settings = future.result(timeout=admin.timeout_s + 1)
         except (KafkaException, TimeoutError):
             continue
         kept_ms = int(settings["retention.ms"].value)
