@@ -22,7 +22,7 @@ _AXIS = "#8894a2"
 _GRID = "rgba(136, 148, 162, 0.18)"
 
 _SCALED = "const u=['','k','M','G','T'];let i=0,x=Math.abs(v);while(x>=1000&&i<4){x/=1000;i++};const s=(v<0?'-':'')+"
-_NUMBER = "(i==0?(+x.toFixed(x<10?1:0)).toLocaleString('en'):(x<100?x.toPrecision(3):x.toFixed(0)))"
+_NUMBER = "(i==0?(+x.toFixed(x<10?1:0)).toLocaleString('en'):(x<100?+x.toPrecision(3):x.toFixed(0)))"
 _FORMATS: dict[Unit, str] = {
     "count": f"(v)=>{{{_SCALED}{_NUMBER}+(u[i]?' '+u[i]:'');return s}}",
     "rate": f"(v)=>{{{_SCALED}{_NUMBER}+(u[i]?' '+u[i]:'')+' /s';return s}}",
@@ -32,7 +32,8 @@ _FORMATS: dict[Unit, str] = {
 }
 
 #: How far back a chart looks: seconds by what the switch says.
-RANGES = {"15 min": 900, "1 h": 3600, "6 h": 6 * 3600, "24 h": 24 * 3600, "7 d": 7 * 24 * 3600}
+RANGES = {"5 min": 300, "15 min": 900, "1 h": 3600, "6 h": 6 * 3600, "24 h": 24 * 3600, "7 d": 7 * 24 * 3600}
+FIRST_RANGE = "5 min"
 
 
 @dataclass(frozen=True)

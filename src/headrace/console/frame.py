@@ -58,9 +58,9 @@ def _frame(desk: Desk, request: Request) -> None:
     dark = ui.dark_mode({"dark": True, "light": False}.get(theme or ""))
     live = Live(desk)
     link("Skip to content", "#content", "skip")
-    with (
-        ui.left_drawer(value=None, fixed=True, elevated=False).props("width=208 breakpoint=900").classes("rail") as rail
-    ):
+    rail = ui.left_drawer(value=False, fixed=True, elevated=False).classes("rail")
+    rail.props("width=208 breakpoint=900 show-if-above")
+    with rail:
         ways = _rail(desk, live)
     with ui.header(elevated=False).classes("bar"):
         ui.button(icon="menu", on_click=rail.toggle, color=None).props('flat dense round aria-label="Menu"')

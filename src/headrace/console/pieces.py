@@ -180,7 +180,7 @@ class Spark:
     def show(self, points: Sequence[Point]) -> None:
         path = spark_path(points)
         attribute(self._line, "d", path)
-        attribute(self._area, "d", f"{path} L100 24 L0 24 Z" if path.count("L") else "")
+        attribute(self._area, "d", _filled(path))
 
 
 def spark_path(points: Sequence[Point]) -> str:
@@ -199,6 +199,12 @@ def spark_path(points: Sequence[Point]) -> str:
         parts.append(f"{pen}{x:.1f} {22.5 - 21 * value / top:.1f}")
         pen = "L"
     return " ".join(parts)
+
+
+def _filled(path: str) -> str:
+    """The area below each piece of the line."""
+    pieces = [piece.strip() for piece in path.split("M") if "L" in piece]
+    return " ".join(f"M{p.split()[0]} 24 L{p} L{p.rsplit('L', 1)[1].split()[0]} 24 Z" for p in pieces)
 
 
 def empty(icon: str, title: str, text: str, command: str | None = None) -> ui.element:

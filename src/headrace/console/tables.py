@@ -53,15 +53,15 @@ class Column:
     sortable: bool = True
 
     def spec(self) -> dict[str, Any]:
-        classes = " ".join(filter(None, (_CLASSES.get(self.kind, ""), "wide-only" if self.wide else "")))
+        wide = "wide-only" if self.wide else ""
         return {
             "name": self.name,
             "label": self.label,
             "field": self.name,
             "align": _ALIGNED.get(self.kind, "left"),
             "sortable": self.sortable and self.kind != "spark",
-            "classes": classes,
-            "headerClasses": classes,
+            "classes": f"{_CLASSES.get(self.kind, '')} {wide}".strip(),
+            "headerClasses": wide,
         }
 
 

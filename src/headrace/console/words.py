@@ -80,6 +80,13 @@ def moment(timestamp_ms: int) -> str:
         return f"{timestamp_ms} ms"
 
 
+def short_moment(timestamp_ms: int) -> str:
+    """The same, without the day if it is today."""
+    whole = moment(timestamp_ms)
+    today = datetime.now().strftime("%Y-%m-%d ")
+    return whole.removeprefix(today)
+
+
 def ago(at: float) -> str:
     """`12 s ago`."""
     return f"{span(max(0.0, time.time() - at))} ago"

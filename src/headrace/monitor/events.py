@@ -213,16 +213,16 @@ def _group(at: float, old: GroupView, new: GroupView) -> Iterator[Event]:
     owned, owns = owners(old), owners(new)
     moved = sorted(place for place in owned.keys() | owns.keys() if owned.get(place) != owns.get(place))
     if moved:
-        told = ", ".join(
-            f"{topic}/{partition}: {_client(owned, (topic, partition))} → {_client(owns, (topic, partition))}"
-            for topic, partition in moved[:_NAMED]
-        )
+        told = ", ".join(_handed_over(place, owned.get(place), owns.get(place)) for place in moved[:_NAMED])
         text = f"group {name}: {told}{_rest(len(moved))}"
         yield Event(at=at, kind="ownership", level="info", text=text, group=name)
 
 
-def _client(found: Owners, place: tuple[str, int]) -> str:
-    return found[place][1] if place in found else "nobody"
+def _handed_over(place: tuple[str, int], old: tuple[str, str] | None, new: tuple[str, str] | None) -> str:
+    """Members of one client's name are told apart by the end of their ids."""
+    alike = old is not None and new is not None and old[1] == new[1]
+    names = [f"{m[1]} …{m[0][-4:]}" if m and alike else m[1] if m else "nobody" for m in (old, new)]
+    return f"{place[0]}/{place[1]}: {names[0]} → {names[1]}"
 
 
 # -- what stands beside -----------------------------------------------------------------------------------------

@@ -111,13 +111,13 @@ class Looker:
                 before, at=at, took_s=time.monotonic() - began, reachable=False, problem=error.why, brokers=brokers,
                 quorum=None, nodes=nodes, **beside,
             )  # fmt: skip
-        self._ask_for_numbers(seen)
-        groups = self.survey.groups(b.broker_id for b in seen.brokers if not b.fenced)
-        disks_at = self._disks(seen)
         # A number belongs to the time at which it was told, not to the time at which asking began.
+        told_at = self._ask_for_numbers(seen)
+        groups = self.survey.groups(b.broker_id for b in seen.brokers if not b.fenced)
         now = time.time()
+        new_bytes = self._disks(seen)
         group_views = self._groups(now, groups, seen)
-        topics = self._topic_views(now, seen, disks_at)
+        topics = self._topic_views(told_at, seen, new_bytes)
         quorum = self._quorum_view(seen)
         self.round += 1
         partitions = sum(len(found) for found in seen.topics.values())
@@ -139,9 +139,11 @@ class Looker:
 
     # -- asking -------------------------------------------------------------------------------------------------
 
-    def _ask_for_numbers(self, seen: Metadata) -> None:
+    def _ask_for_numbers(self, seen: Metadata) -> float:
+        """Ends, and begins where they are due; returns when the ends were told."""
         leaders = leaders_of(seen.topics)
         self.ends.update(self.survey.offsets(leaders, LATEST))
+        told_at = time.time()
         unknown = any((name, p.partition) not in self.begins for name, ps in seen.topics.items() for p in ps)
         if unknown or self.round % _BEGINS_EVERY == 0:
             self.begins.update(self.survey.offsets(leaders, EARLIEST))
@@ -150,6 +152,7 @@ class Looker:
             del self.ends[gone]
             self.begins.pop(gone, None)
             self._trails.pop(gone, None)
+        return told_at
 
     def _disks(self, seen: Metadata) -> bool:
         """Whether the bytes are new."""

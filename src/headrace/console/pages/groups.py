@@ -8,7 +8,7 @@ from typing import Any
 from nicegui import ui
 
 from headrace.console import pieces, words
-from headrace.console.charts import RANGES, VIOLET, Line, OwnerChart, TimeChart
+from headrace.console.charts import FIRST_RANGE, RANGES, VIOLET, Line, OwnerChart, TimeChart
 from headrace.console.desk import Desk
 from headrace.console.pages.topics import sparks
 from headrace.console.pieces import (
@@ -178,7 +178,7 @@ def _tiles(desk: Desk, name: str, live: Live) -> None:
 
 
 def _lag_chart(desk: Desk, name: str, live: Live) -> None:
-    chosen = {"range": "15 min"}
+    chosen = {"range": FIRST_RANGE}
     with card("Lag") as made:
         chart = TimeChart("count", label="Lag in records over time")
 
@@ -197,7 +197,7 @@ def _lag_chart(desk: Desk, name: str, live: Live) -> None:
 
 
 def _owners(desk: Desk, name: str, live: Live) -> None:
-    chosen = {"range": "15 min"}
+    chosen = {"range": FIRST_RANGE}
     with card("Who owned which partition") as made:
         nothing = empty("compare_arrows", "Nobody has owned anything", "Ownership is written down while members read.")
         chart = OwnerChart()

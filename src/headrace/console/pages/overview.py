@@ -8,7 +8,7 @@ from typing import Literal
 from nicegui import ui
 
 from headrace.console import words
-from headrace.console.charts import BLUE, RANGES, TEAL, Line, TimeChart
+from headrace.console.charts import BLUE, FIRST_RANGE, RANGES, TEAL, Line, TimeChart
 from headrace.console.desk import Desk
 from headrace.console.pages.topics import sparks
 from headrace.console.pieces import (
@@ -92,14 +92,14 @@ def _tiles(desk: Desk, live: Live) -> None:
         topics.show(words.count(totals.topics), words.plural(totals.partitions, "partition"))
         level: Literal["", "warn", "bad"] = "bad" if totals.offline else "warn" if totals.under_replicated else ""
         whole = "in sync" if not totals.under_replicated else f"{totals.under_replicated:,} behind"
-        replicas.show(whole, f"{totals.offline:,} partitions without a leader", level)
+        replicas.show(whole, f"{totals.offline:,} without a leader", level)
         since = time.time() - 900
         for tile, metric in ((read_in, "in"), (out, "out"), (stored, "bytes"), (lag, "lag")):
             tile.trace(desk.history.series("cluster", "", metric, since=since, most=60))
 
 
 def _throughput(desk: Desk, live: Live) -> None:
-    chosen = {"range": "15 min"}
+    chosen = {"range": FIRST_RANGE}
     with card("Throughput") as made:
         chart = TimeChart("rate", label="Records in and out per second over time")
 

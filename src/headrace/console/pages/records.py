@@ -180,7 +180,7 @@ class _Browsing:
             at = pieces.field("Offset or time").props('placeholder="1500, 2026-05-01T12:00, -15min"')
             at.style("flex: 0 1 220px")
             at.set_visibility(False)
-            limit = select("Records", _LIMITS, 50).style("flex: 0 1 100px")
+            limit = select("Show", _LIMITS, 50).style("flex: 0 0 96px")
             where = pieces.field("Expression").props("placeholder='value.trip > 1000 and \"bus\" in key'")
             where.style("flex: 1 1 240px")
             with ui.button(icon="filter_list", color=None).props('flat dense round aria-label="More filters"'):
@@ -299,7 +299,7 @@ class _Browsing:
                     element("span", "faint nowrap", f"partition {span.partition}")
                     with element("div", "log grow"):
                         element("div", "stable", f"{span.begin:,} … last stable offset {span.last_stable_offset:,}",
-                                style=f"flex: {stable} 1 0")  # fmt: skip
+                                style="flex: 1 1 0")  # fmt: skip
                         if span.last_stable_offset < span.high_watermark:
                             waiting = span.high_watermark - span.last_stable_offset
                             element(
@@ -452,13 +452,13 @@ def _row(record: BrowsedRecord) -> Row:
         "offset": f"{record.offset:,}",
         "offset_key": key,
         "partition": record.partition,
-        "time": words.moment(record.timestamp_ms),
+        "time": words.short_moment(record.timestamp_ms),
         "mark": record.mark if record.sure or record.mark == "unknown" else f"{record.mark}?",
         "mark_mark": record.mark,
-        "key": _text(record.key)[:120],
+        "key": _text(record.key)[:120] if record.mark != "control" else "",
         "type": _type(record.value) if record.mark != "control" else "",
         "value": _text(record.value)[:300],
-        "size": words.size(record.size_bytes),
+        "size": words.size(record.size_bytes) if record.mark != "control" else "",
     }
 
 

@@ -7,7 +7,7 @@ import time
 from nicegui import ui
 
 from headrace.console import pieces
-from headrace.console.charts import AMBER, BLUE, RANGES, RED, TEAL, VIOLET, Line, TimeChart
+from headrace.console.charts import AMBER, BLUE, FIRST_RANGE, RANGES, RED, TEAL, VIOLET, Line, TimeChart
 from headrace.console.desk import Desk
 from headrace.console.pieces import EventList, Live, box, card, element, page, range_switch
 from headrace.monitor.events import Event
@@ -22,7 +22,7 @@ _COLOURS = {"error": RED, "warning": AMBER, "good": TEAL}
 
 def show(desk: Desk) -> None:
     live = Live(desk)
-    chosen: dict[str, object] = {"range": "15 min", "kinds": (), "text": ""}
+    chosen = {"range": FIRST_RANGE}
     with page("Timeline") as side:
         with side:
             element("a", "link", "JSON", href="/api/events", target="_blank")
@@ -44,7 +44,7 @@ def show(desk: Desk) -> None:
         )
 
     def draw() -> None:
-        range_s = RANGES[str(chosen["range"])]
+        range_s = RANGES[chosen["range"]]
         since = time.time() - range_s
         wanted = [kind for kind in kinds.value or [] if kind in _KINDS]
         found = desk.history.events(since=since, kinds=wanted, most=300)
@@ -68,7 +68,7 @@ def show(desk: Desk) -> None:
         chosen["range"] = name
         draw()
 
-    range_switch(made, "15 min", choose)
+    range_switch(made, FIRST_RANGE, choose)
     words.on_value_change(lambda _: draw())
     kinds.on_value_change(lambda _: draw())
     live(lambda _: draw())

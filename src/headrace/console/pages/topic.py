@@ -8,7 +8,7 @@ from typing import Any
 from nicegui import ui
 
 from headrace.console import words
-from headrace.console.charts import BLUE, RANGES, TEAL, VIOLET, Line, TimeChart
+from headrace.console.charts import BLUE, FIRST_RANGE, RANGES, TEAL, VIOLET, Line, TimeChart
 from headrace.console.desk import Desk
 from headrace.console.pages import records, segments
 from headrace.console.pages.topics import health
@@ -123,7 +123,7 @@ def _tiles(desk: Desk, name: str, live: Live) -> None:
 
 
 def _charts(desk: Desk, name: str, live: Live) -> None:
-    chosen = {"range": "15 min"}
+    chosen = {"range": FIRST_RANGE}
     with box("columns"):
         with card("Records per second") as rates_card:
             rates = TimeChart("rate", label="Records in and out per second over time")
