@@ -253,14 +253,10 @@ class Browser:
                 low, high = covered[number]
                 covered[number] = (first, high) if backwards else (low, max(high, read.reached[number]))
             piece = min(piece * 4, _SEARCHED_AT_MOST) if not read.cut else piece
-        alone = len(spans) == 1
-        found.sort(key=lambda r: (0 if alone else r.timestamp_ms, r.offset), reverse=backwards)
-        chosen = found[: query.limit]
+        chosen = _ordered(found, backwards)[: query.limit]
         seen = [_span(spans[n], chosen, covered[n], backwards, len(found) > len(chosen)) for n in sorted(spans)]
         marked = self._marked(topic, chosen, () if query.filtered else seen)
-        if not alone or not query.filtered:
-            marked.sort(key=lambda r: (0 if alone else r.timestamp_ms, r.offset), reverse=backwards)
-        return Page(records=tuple(marked), spans=tuple(seen), looked_at=looked, complete=complete)
+        return Page(records=tuple(_ordered(marked, backwards)), spans=tuple(seen), looked_at=looked, complete=complete)
 
     def _firsts(self, query: Query, spans: Mapping[int, PartitionSpan]) -> dict[int, int]:
         """Where reading begins in each partition."""
@@ -377,6 +373,16 @@ def shown(look: Look, message: Any, *, whole: bool = False) -> BrowsedRecord:
         value=value,
         headers=headers,
     )
+
+
+def _ordered(records: Sequence[BrowsedRecord], backwards: bool) -> list[BrowsedRecord]:
+    """By time over all partitions, but within each partition always by offset, whatever its records say of the time."""
+    latest: dict[int, int] = {}
+    keys: dict[tuple[int, int], tuple[int, int, int]] = {}
+    for record in sorted(records, key=lambda r: r.offset):
+        latest[record.partition] = max(latest.get(record.partition, 0), record.timestamp_ms)
+        keys[record.partition, record.offset] = (latest[record.partition], record.partition, record.offset)
+    return sorted(records, key=lambda r: keys[r.partition, r.offset], reverse=backwards)
 
 
 def _next_ranges(
