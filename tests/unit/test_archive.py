@@ -55,7 +55,7 @@ def test_a_built_archive_is_whole_and_replaces_the_oldest(tmp_path: Path, java: 
 
     assert (folder / "kafka-made.jsa").stat().st_size > 1_000_000
     names = {path.name for path in folder.iterdir()}
-    assert names == {"kafka-made.jsa", "kafka-new.jsa", "kafka-older.jsa", "spark-oldest.jsa", "lock"}
+    assert names == {"kafka-made.jsa", "kafka-made.lst", "kafka-new.jsa", "kafka-older.jsa", "spark-oldest.jsa", "lock"}
 
 
 def test_an_archive_is_used_where_it_lies_and_holds_objects_too(tmp_path: Path) -> None:
@@ -77,6 +77,30 @@ def test_an_archive_that_another_has_made_is_not_made_again(tmp_path: Path) -> N
     made.write_text("made", encoding="utf-8")
     assert build("no such java", "", tmp_path / "no such list", made) == 0
     assert made.read_text(encoding="utf-8") == "made"
+
+
+def test_an_archive_of_a_process_that_did_little_is_made_anew_from_a_better_list(tmp_path: Path, java: Java) -> None:
+    def spark() -> ClassArchive:
+        return ClassArchive(tmp_path, "spark", java, [], telling=("java/util/BitSet",))
+
+    archive = spark()
+    little, much = tmp_path / "little.lst", tmp_path / "much.lst"
+    little.write_text("java/lang/Object id: 0\njava/util/UUID id: 1\n", encoding="utf-8")
+    much.write_text("java/util/BitSet id: 0\njava/lang/Object id: 1\nGone id: 2 source: x.jar\n", encoding="utf-8")
+
+    assert build(str(java.executable), "", little, archive.file, archive.telling) == 0
+    assert archive.exists
+    assert not archive.whole
+    recording = archive.jvm_flags(tmp_path / "classes.lst")
+    assert f"-XX:SharedArchiveFile={archive.file}" in recording
+    assert f"-XX:DumpLoadedClassList={tmp_path / 'classes.lst'}" in recording
+    assert not archive.build_in_background(little, tmp_path / "builder")
+
+    assert build(str(java.executable), "", much, archive.file, archive.telling) == 0
+    assert spark().whole
+    assert not any("DumpLoadedClassList" in flag for flag in archive.jvm_flags(tmp_path / "classes.lst"))
+    listed = archive.file.with_suffix(".lst").read_text(encoding="utf-8").split()
+    assert listed == ["java/lang/Object", "java/util/UUID", "java/util/BitSet"]
 
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:

