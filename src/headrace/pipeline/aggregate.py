@@ -155,7 +155,9 @@ def _calls(spark: SparkSession, text: str) -> list[tuple[str, int, int]]:
 
 def _is_aggregate(spark: SparkSession, registry: Any, name: str) -> bool:
     jvm: Any = spark._jvm
-    known = registry.lookupFunction(jvm.org.apache.spark.sql.catalyst.FunctionIdentifier(name))
+    some = jvm.scala.Option.apply
+    whole = jvm.org.apache.spark.sql.catalyst.FunctionIdentifier(name, some("builtin"), some("system"))
+    known = registry.lookupFunction(whole)
     return bool(known.isDefined() and known.get().getGroup() == "agg_funcs")
 
 

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from headrace.pipeline import sinks, source
 from headrace.pipeline.aggregate import computed
-from headrace.pipeline.declaration import Declaration, Sink
+from headrace.pipeline.declaration import Declaration, Sink, span_s
 from headrace.pipeline.ledger import SinkCount
 
 if TYPE_CHECKING:
@@ -69,14 +69,19 @@ def _is_late(declaration: Declaration, sink: Sink, watermark_ms: int) -> Column 
     window = sink.aggregate.window if sink.aggregate else None
     if watermark_ms <= 0:
         return None
-    at = F.col(f"`{declaration.event_time}`")
+    at = F.unix_micros(F.col(f"`{declaration.event_time}`"))
     if window is None:
         end = at
     elif window.session:
-        end = at + F.expr(f"interval {window.size}")
+        end = at + _micros(window.size)
     else:
-        end = F.window(at, window.slide or window.size)["start"] + F.expr(f"interval {window.size}")
-    return end <= F.timestamp_millis(F.lit(watermark_ms))
+        # Not with Spark's window(): that takes rows without a time out of the batch, and their outcome with them.
+        end = at - F.pmod(at, F.lit(_micros(window.slide or window.size))) + _micros(window.size)
+    return end <= watermark_ms * 1000
+
+
+def _micros(span: str) -> int:
+    return int(span_s(span) * 1_000_000)
 
 
 def _same_records(run: Run, log: _Log, number: int, spark: SparkSession) -> DataFrame:
