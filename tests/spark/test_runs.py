@@ -199,9 +199,9 @@ delta = "tables/speeds"
 mode = "recompute"
 by = ["trip"]
 [pipelines.p.into.aggregate.values]
-speed = """
+speed = '''
   (meters - lag(meters) over (partition by trip order by second))
-  / (second - lag(second) over (partition by trip order by second))"""
+  / (second - lag(second) over (partition by trip order by second))'''
 """,
         topic=topic,
     )
