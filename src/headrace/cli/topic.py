@@ -22,7 +22,7 @@ _SUMMARY = ("min.insync.replicas", "cleanup.policy", "retention.ms", "retention.
 @cli.group(cls=Trunk)
 @any_kafka
 def topic() -> None:
-    """Topics: create, list, describe, alter, delete, clean, size, which-partition."""
+    """Topics: create, list, describe, alter, delete, clean, size, segments, which-partition."""
 
 
 def _admin(app: App) -> Admin:
