@@ -18,7 +18,9 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace import __version__
+from headrace.console import storage
 from headrace.console.desk import Desk, NewRecord
+from headrace.console.storage import BatchView, SegmentView
 from headrace.errors import Failed, HeadraceError, Unreachable, UsageError
 from headrace.monitor import metrics
 from headrace.monitor.events import Event
@@ -123,6 +125,7 @@ def add_api(app: FastAPI, desk: Desk, csrf: Callable[[Request], str | None]) -> 
     router = APIRouter(prefix="/api")
     _add_looks(router, desk, csrf)
     _add_topics(router, desk)
+    _add_storage(router, desk)
     _add_records(router, desk)
     _add_groups(router, desk)
     _add_beside(router, desk)
@@ -286,6 +289,18 @@ def _add_topics(router: APIRouter, desk: Desk) -> None:
         since = time.time() - minutes * 60
         found = {m: as_json(desk.history.series("topic", name, m, since=since)) for m in ("in", "out")}
         return _json({"topic": name, **found})
+
+
+def _add_storage(router: APIRouter, desk: Desk) -> None:
+    @router.get("/topics/{name}/segments", tags=["topics"], responses=_described(list[SegmentView], "Files on disk."))
+    def segments(name: str, partition: Annotated[int, Query(ge=0)] = 0) -> Response:
+        return _json(storage.segments(desk, name, desk.describe_topic(name), partition))
+
+    @router.get("/topics/{name}/batches", tags=["topics"], responses=_described(list[BatchView], "Batches."))
+    def batches(name: str, partition: Annotated[int, Query(ge=0)] = 0, segment: int | None = None) -> Response:
+        if segment is None:
+            return _json(storage.travelling_batches(desk, name, partition))
+        return _json(storage.batches(desk, name, partition, segment))
 
 
 # -- records ----------------------------------------------------------------------------------------------------

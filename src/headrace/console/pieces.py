@@ -393,17 +393,23 @@ async def confirm(
 
 
 def field(label: str, value: str = "", **settings: Any) -> ui.input:
-    return ui.input(label, value=value, **settings).props("outlined dense stack-label").classes("grow")
+    return (
+        ui.input(label, value=value, **settings).props("outlined dense stack-label hide-bottom-space").classes("grow")
+    )
 
 
 def number(label: str, value: float | None = None, **settings: Any) -> ui.number:
-    return ui.number(label, value=value, format="%d", **settings).props("outlined dense stack-label").classes("grow")
+    return (
+        ui.number(label, value=value, format="%d", **settings)
+        .props("outlined dense stack-label hide-bottom-space")
+        .classes("grow")
+    )
 
 
 def select(label: str, options: Any, value: Any = None, **settings: Any) -> ui.select:
     return (
         ui.select(options, label=label, value=value, **settings)
-        .props("outlined dense stack-label options-dense")
+        .props("outlined dense stack-label options-dense hide-bottom-space")
         .classes("grow")
     )
 

@@ -96,7 +96,9 @@ class Table:
         self.table = ui.table(
             columns=[column.spec() for column in columns], rows=[], row_key=key, pagination=self._paging
         )
-        self.table.classes("grid").props('flat dense binary-state-sort :rows-per-page-options="[25, 50, 100, 500]"')
+        self.table.classes("grid").props(
+            'flat dense binary-state-sort no-data-label="nothing to show" :rows-per-page-options="[25, 50, 100, 500]"'
+        )
         for column in columns:
             if column.kind in _SLOTS:
                 self.table.add_slot(f"body-cell-{column.name}", _SLOTS[column.kind].format(name=column.name))
@@ -156,7 +158,8 @@ class Table:
         self.refresh()
 
     def _opened(self, named: Any, on_open: Callable[[Row], Any]) -> Any:
-        row = next((row for row in self.table._props["rows"] if row[self._key] == named), None)
+        rows = self.table._props["rows"]
+        row = next((row for row in rows if named in (row[self._key], row.get(f"{self._key}_key"))), None)
         return on_open(row) if row else None
 
 

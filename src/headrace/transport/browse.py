@@ -24,6 +24,7 @@ import msgspec
 
 from headrace.errors import Failed, UsageError
 from headrace.transport.admin import Admin
+from headrace.transport.batches import BatchHeader
 from headrace.transport.client import HasBootstrap, connect
 from headrace.transport.expression import Expression
 from headrace.transport.fates import BrowsedRecord, Fates, Mark
@@ -215,6 +216,17 @@ class Browser:
             for number, (low, high) in covered.items():
                 covered[number] = (low, max(high, read.reached.get(number, high)))
             yield b"".join(msgspec.json.encode(JsonRecord.of(message)) + b"\n" for message in wanted)
+
+    def batches(self, topic: str, partition: int) -> list[BatchHeader]:
+        """The headers of the newest batches of a partition, about a megabyte of them."""
+        with self._lock:
+            found = self._topic(topic)
+            span = self._spans(found, (partition,)).get(partition)
+            if span is None or span.high_watermark == span.begin:
+                return []
+            first = max(span.begin, span.high_watermark - _SEARCHED_AT_ONCE)
+            log = self._fates.log(found, partition, [first], (first, span.high_watermark))
+            return [log.batches[base] for base in sorted(log.batches)]
 
     def marks(self, topic: str, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Mark]:
         """What became of the records at these partitions and offsets by now."""

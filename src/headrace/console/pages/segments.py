@@ -1,10 +1,166 @@
-"""The segments of a topic: files, batches, codec and ratio, what a record costs."""
+"""The segments of a topic: files, batches, codec and ratio, what a record costs, and what retention will remove."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from nicegui import ui
+
+from headrace.console import storage, words
 from headrace.console.desk import Desk
-from headrace.console.pieces import empty
+from headrace.console.pieces import Tile, Verdict, attempt, box, card, element, empty, select
+from headrace.console.storage import BatchView, SegmentView
+from headrace.console.tables import Column, Row, Table
+from headrace.errors import HeadraceError
+
+_SEGMENTS = (
+    Column("base", "First offset", "open", sortable=False),
+    Column("next", "Up to", "number", sortable=False),
+    Column("file", "File", "mono", sortable=False, wide=True),
+    Column("size", "Log", "number", sortable=False),
+    Column("index", "Indexes", "number", sortable=False, wide=True),
+    Column("young", "Youngest record", "mono", sortable=False, wide=True),
+    Column("fate", "Retention", sortable=False),
+)
+_BATCHES = (
+    Column("offsets", "Offsets", "mono", sortable=False),
+    Column("records", "Records", "number", sortable=False),
+    Column("size", "Bytes", "number", sortable=False),
+    Column("each", "A record costs", "number", sortable=False),
+    Column("codec", "Codec", "tag", sortable=False),
+    Column("ratio", "Ratio", "number", sortable=False, wide=True),
+    Column("producer", "Producer", "mono", sortable=False, wide=True),
+    Column("kind", "Kind", sortable=False),
+)
 
 
 def show(desk: Desk, name: str) -> None:
-    empty("folder", "Segments", f"{desk.title} {name}")
+    _Storage(desk, name)
+
+
+class _Storage:
+    """One visit to the files of a topic."""
+
+    def __init__(self, desk: Desk, name: str) -> None:
+        self.desk = desk
+        self.name = name
+        self.segments: list[SegmentView] = []
+        self.batches: list[BatchView] = []
+        topic = desk.now.topics.get(name)
+        numbers = [p.partition for p in topic.partitions] if topic else []
+        self.local = storage.has_files(desk)
+        with box("stack"):
+            with box("tiles"):
+                self.files, self.cost = Tile("Segments"), Tile("A record costs")
+                self.codec, self.size = Tile("Codec"), Tile("Batch")
+            with card("Segments" if self.local else "Segments are files of another machine") as made:
+                self.verdict = Verdict()
+                if self.local:
+                    self.table = Table(_SEGMENTS, self._segment_rows, key="base", in_order=True, on_open=self._open)
+                else:
+                    empty(
+                        "cloud", "The files cannot be seen from here", "The newest batches, as the broker sends them:"
+                    )
+            with made.default_slot.children[0], element("span", "side"):
+                self.partition = select("Partition", numbers, numbers[0] if numbers else None).style("min-width: 110px")
+            with card() as batches:
+                self.heading = element("h2", "title", "Batches")
+                self.batch_table = Table(_BATCHES, self._batch_rows, key="base", in_order=True, per_page=25)
+            batches.set_visibility(bool(numbers))
+        self.partition.on_value_change(lambda _: self.load())
+        ui.timer(0.05, self.load, once=True)
+
+    async def load(self) -> None:
+        """The segments of the chosen partition, and the batches of its first one."""
+        chosen = self.partition.value
+        if not isinstance(chosen, int):
+            return
+        if not self.local:
+            await self._take(lambda: storage.travelling_batches(self.desk, self.name, chosen), "The newest batches")
+            return
+        found = await attempt(
+            lambda: storage.segments(self.desk, self.name, self.desk.describe_topic(self.name), chosen)
+        )
+        if isinstance(found, HeadraceError):
+            self.verdict.problem(found)
+            return
+        self.verdict.clear()
+        self.segments = found
+        self.table.refresh()
+        total = sum(segment.size_bytes for segment in found)
+        self.files.show(words.count(len(found)), f"{words.size(total)} in log files")
+        if found:
+            await self._batches_of(chosen, found[-1].base_offset)
+
+    async def _open(self, row: Row) -> None:
+        await self._batches_of(int(self.partition.value or 0), row["base_key"])
+
+    async def _batches_of(self, partition: int, base: int) -> None:
+        heading = f"Batches of the segment that begins at {base:,}"
+        await self._take(lambda: storage.batches(self.desk, self.name, partition, base), heading)
+
+    async def _take(self, work: Any, heading: str) -> None:
+        found = await attempt(work)
+        if isinstance(found, HeadraceError):
+            self.verdict.problem(found)
+            return
+        self.batches = found
+        self.heading._text = heading
+        self.heading.update()
+        self.batch_table.refresh()
+        self._sum_up([batch for batch in found if not batch.control])
+
+    def _sum_up(self, batches: Sequence[BatchView]) -> None:
+        records = sum(batch.records for batch in batches)
+        size = sum(batch.size_bytes for batch in batches)
+        if not records:
+            return
+        self.cost.show(words.size(size / records), f"of {words.plural(records, 'record')} looked at")
+        self.size.show(words.size(size / len(batches)), f"{records / len(batches):,.1f} records each")
+        codecs = sorted({batch.codec for batch in batches})
+        plain = [batch for batch in batches if batch.plain_bytes]
+        ratio = sum(b.plain_bytes or 0 for b in plain) / max(1, sum(b.size_bytes for b in plain)) if plain else None
+        self.codec.show(", ".join(codecs), f"{ratio:.2f} times smaller" if ratio else "ratio not known from here")
+
+    def _segment_rows(self) -> list[Row]:
+        return [
+            {
+                "base": f"{s.base_offset:,}",
+                "base_key": s.base_offset,
+                "next": f"{s.next_offset:,}",
+                "file": s.file,
+                "size": words.size(s.size_bytes),
+                "index": words.size(s.index_bytes),
+                "young": words.moment(s.last_timestamp_ms) if s.last_timestamp_ms is not None else words.DASH,
+                "fate": _fate(s),
+            }
+            for s in self.segments
+        ]
+
+    def _batch_rows(self) -> list[Row]:
+        return [
+            {
+                "base": b.base_offset,
+                "offsets": f"{b.base_offset:,} to {b.last_offset:,}",
+                "records": f"{b.records:,}",
+                "size": words.size(b.size_bytes),
+                "each": words.size(b.bytes_per_record),
+                "codec": b.codec,
+                "ratio": f"{b.ratio:.2f}" if b.ratio else words.DASH,
+                "producer": words.DASH if b.producer_id is None else f"{b.producer_id}, epoch {b.producer_epoch}",
+                "kind": "marker" if b.control else "transactional" if b.transactional else "plain",
+            }
+            for b in self.batches
+        ]
+
+
+def _fate(segment: SegmentView) -> str:
+    if segment.removed_by == "size":
+        return "goes at the next check: too many bytes"
+    if segment.removed_at_ms is None:
+        return "stays"
+    left = segment.removed_at_ms / 1000 - time.time()
+    when = f"in {words.span(left)}" if left > 0 else "at the next check"
+    return f"goes {when}" + (", once it is rolled" if segment.active else "")
