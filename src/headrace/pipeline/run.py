@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 
 from headrace.errors import Failed, HeadraceError, Unreachable, UsageError
 from headrace.home import write_json
-from headrace.pipeline import aggregate, sinks, source
+from headrace.pipeline import aggregate, changes, sinks, source
 from headrace.pipeline.declaration import Declaration, Trigger
 from headrace.pipeline.decode import decoder
 from headrace.pipeline.flow import Flow, in_words
@@ -89,7 +89,10 @@ class Run:
         self.error: HeadraceError | None = None
         self.query: StreamingQuery | None = None
         self._flow: Flow | None = None
-        self._epoch = 0
+        self.epoch = 0
+        #: Of a realtime query: the partitions that are counted, and the last stretch that was.
+        self.places: list[tuple[str, int]] = []
+        self.last_stretch = -1
         self._fresh = True
         self._cause: Exception | None = None
         self._stop = threading.Event()
@@ -128,9 +131,10 @@ class Run:
         try:
             self._wait_for_kafka(first=True)
             self._flow = self.prepare()
+            self._compare()
             self._prepare_places()
             self.ledger.prepare()
-            self._epoch = self.folder.epoch
+            self.epoch = self.folder.epoch
             self.ledger.begin(self.name, self.trigger.kind, self.spark.sparkContext.master)
             self._say_state("running")
         except BaseException:
@@ -203,9 +207,18 @@ class Run:
 
     def _watch(self, query: StreamingQuery) -> None:
         while not query.awaitTermination(1):
+            self._enter_stretches(query)
             # Asked between two batches, the query is idle and nothing has to be replayed.
             if self._stop.is_set() and not query.status["isTriggerActive"]:
                 query.stop()
+
+    def _enter_stretches(self, query: StreamingQuery) -> None:
+        """Real-time mode has no batches of ours: it tells what it has done when a stretch of it ends."""
+        if self.trigger.kind == "realtime":
+            from headrace.pipeline import realtime
+
+            for entry in realtime.entries(self, query):
+                self.enter(entry)
 
     def _start_query(self) -> StreamingQuery:
         from headrace.pipeline import realtime, watermark
@@ -269,7 +282,7 @@ class Run:
     def _writer(self) -> str:
         """What sinks remember batches by: the checkpoint's own id, and how often it was rewound."""
         assert self.query is not None
-        return f"headrace/{self.declaration.name}/{self.query.id}/{self._epoch}"
+        return f"headrace/{self.declaration.name}/{self.query.id}/{self.epoch}"
 
     @property
     def _tasks(self) -> int:
@@ -323,7 +336,7 @@ class Run:
 
     def count(self, kept: DataFrame, batch: sinks.Batch) -> BatchEntry:
         """What the batch holds, per partition, outcome and rule."""
-        entry = BatchEntry(batch.number, self._epoch)
+        entry = BatchEntry(batch.number, self.epoch)
         grouped = kept.groupBy("_topic", "_partition", "_outcome", "_rule").agg(
             F.count(F.lit(1)).alias("records"), F.min("_offset").alias("first"), F.max("_offset").alias("last"),
             F.sum(F.when(F.size("_warnings") > 0, F.size("_warnings")).otherwise(0)).alias("warnings"),
@@ -401,6 +414,16 @@ class Run:
                 admin.ensure_topic(NewTopic(name, partitions, replication, configs))
         if self.trigger.kind != "realtime":
             kafka_sink.prepare(self.connection)
+
+    def _compare(self) -> None:
+        """The checkpoint fits the declaration and the topics; what changed is told, and what is now is remembered."""
+        from headrace.transport.extent import topic_ids
+
+        found = topic_ids(self.connection, self.declaration.topics)
+        changes.check_topics(self.folder, found)
+        for change in changes.check_changes(self.folder, self.declaration):
+            self.options.say(f"changed since the last run: {change}")
+        changes.remember(self.folder, self.declaration, found)
 
     def _wait_for_kafka(self, *, first: bool = False) -> None:
         """Kafka answers and has the topics."""
