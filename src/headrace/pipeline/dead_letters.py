@@ -1,17 +1,52 @@
 """Records that could not be used, kept so that nothing of them is lost and each can be sent again.
 
-In a topic a dead letter is the original record, key, value and headers byte for byte, with our headers behind its own;
-in a table the same facts are columns.
+In a topic a dead letter is the original record, key, value and headers byte for byte, and behind its own headers nine
+of ours, always in this order:
+
+    headrace.pipeline .run .outcome .rule .reason        what became of it, and why
+    headrace.topic .partition .offset .timestamp         which record it was; milliseconds since 1970
+
+In a table the same facts are columns. Writing them is Spark's part (`as_letters`, `as_rows`); reading them, here, needs
+no JVM and holds one letter at a time. `diagnosis.py` says more exactly what is wrong with one, `redrive.py` sends them
+again.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import UsageError
+from headrace.pipeline.declaration import DeadLetters
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from headrace.transport.client import Connection
+    from headrace.transport.records import Record
 
 PREFIX = "headrace."
+FACTS = ("pipeline", "run", "outcome", "rule", "reason", "topic", "partition", "offset", "timestamp")
+LETTER_COLUMNS = (*FACTS, "key", "value", "headers")
+#: How often a record was redriven, and which letter it came from; these travel with the record.
+REDRIVEN = f"{PREFIX}redriven"
+REDRIVEN_FROM = f"{PREFIX}redriven.from"
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+_NAMES = tuple(PREFIX + fact for fact in FACTS)
+_HEADERS = "array<struct<key: string, value: binary>>"
+_SPAN = re.compile(r"(?P<topic>[\w.-]+)(/(?P<partition>\d+)(/(?P<first>\d+)(-(?P<last>\d+))?)?)?")
+_SAMPLE_BYTES = 1000
+_MAX_GROUPS = 1000
+_ROWS_AT_ONCE = 256
+
+
+# -- written by Spark ------------------------------------------------------------------------------------------------
 
 
 def as_letters(rows: DataFrame, topic: str, pipeline: str, run: str) -> DataFrame:
@@ -19,8 +54,8 @@ def as_letters(rows: DataFrame, topic: str, pipeline: str, run: str) -> DataFram
     from pyspark.sql import functions as F
 
     return rows.select(
-        "_topic", "_partition", F.lit(topic).alias("topic"), F.col("_key").alias("key"), F.col("_value").alias("value"),
-        letter_headers(pipeline, run).alias("headers"),
+        "_topic", "_partition", "_offset", F.lit(topic).alias("topic"), F.col("_key").alias("key"),
+        F.col("_value").alias("value"), letter_headers(pipeline, run).alias("headers"),
     )  # fmt: skip
 
 
@@ -34,11 +69,10 @@ def letter_headers(pipeline: str, run: str) -> Column:
         "offset": F.col("_offset"), "timestamp": F.unix_millis("_timestamp"),
     }  # fmt: skip
     ours = [
-        F.struct(F.lit(PREFIX + name).alias("key"), value.cast("string").cast("binary").alias("value"))
-        for name, value in facts.items()
+        F.struct(F.lit(PREFIX + name).alias("key"), facts[name].cast("string").cast("binary").alias("value"))
+        for name in FACTS
     ]
-    none = F.array().cast("array<struct<key: string, value: binary>>")
-    return F.concat(F.coalesce(F.col("_headers"), none), F.array(*ours))
+    return F.concat(F.coalesce(F.col("_headers"), F.array().cast(_HEADERS)), F.array(*ours))
 
 
 def as_rows(rows: DataFrame, pipeline: str, run: str) -> DataFrame:
@@ -46,9 +80,285 @@ def as_rows(rows: DataFrame, pipeline: str, run: str) -> DataFrame:
     from pyspark.sql import functions as F
 
     return rows.select(
-        F.lit(pipeline).alias("pipeline"), F.lit(run).alias("run"), F.col("_outcome").alias("outcome"),
-        F.col("_rule").alias("rule"), F.col("_reason").alias("reason"), F.col("_topic").alias("topic"),
-        F.col("_partition").alias("partition"), F.col("_offset").alias("offset"),
-        F.col("_timestamp").alias("timestamp"), F.col("_key").alias("key"), F.col("_value").alias("value"),
-        F.col("_headers").alias("headers"),
+        F.lit(pipeline).alias("pipeline"), F.lit(run).alias("run"),
+        *[F.col(f"_{name}").alias(name) for name in LETTER_COLUMNS[2:]],
     )  # fmt: skip
+
+
+def as_frame(
+    spark: SparkSession, connection: Connection, place: DeadLetters, wanted: Wanted | None = None
+) -> DataFrame:
+    """The original records of the letters, in the columns of Spark's Kafka source: what a pipeline would read."""
+    from pyspark.sql import functions as F
+
+    found = _unpacked(spark, connection, place.target) if place.kind == "topic" else _table(spark, place.target)
+    if wanted is not None:
+        found = found.where(wanted.condition())
+    return found.select(
+        "key", "value", "topic", F.col("partition").cast("int"), F.col("offset").cast("long"),
+        "timestamp", F.lit(0).alias("timestampType"), "headers",
+    )  # fmt: skip
+
+
+def _unpacked(spark: SparkSession, connection: Connection, topic: str) -> DataFrame:
+    """The letters of a topic in the columns of a table. What is in the topic and is no letter is left out."""
+    from pyspark.sql import functions as F
+
+    from headrace.pipeline.source import java_properties
+
+    options = {
+        "kafka.bootstrap.servers": connection.bootstrap, "subscribe": topic, "includeHeaders": "true",
+        "kafka.isolation.level": "read_committed",
+        **{f"kafka.{name}": value for name, value in java_properties(connection.properties).items()},
+    }  # fmt: skip
+    size, count = F.size("headers"), len(FACTS)
+    split = (
+        spark.read.format("kafka").options(**options).load()
+        .where(size >= count)
+        .select(
+            "key", "value", F.slice("headers", 1, size - count).alias("headers"),
+            F.slice("headers", size - count + 1, count).alias("ours"),
+        )
+        .where(F.col("ours.key") == F.array(*[F.lit(name) for name in _NAMES]))
+    )  # fmt: skip
+    facts = [F.col("ours")[at]["value"].cast("string").alias(name) for at, name in enumerate(FACTS)]
+    at = F.timestamp_millis(F.col("timestamp").cast("long"))
+    return split.select("key", "value", "headers", *facts).withColumn("timestamp", at)
+
+
+def _table(spark: SparkSession, folder: str) -> DataFrame:
+    return spark.read.format("delta").load(folder).select(*LETTER_COLUMNS)
+
+
+# -- read without Spark ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A dead letter: the original record, which one it was, and why it could not be used."""
+
+    key: bytes | None
+    value: bytes | None
+    #: The original ones, without ours.
+    headers: Headers
+    pipeline: str
+    run: str
+    outcome: str
+    rule: str
+    reason: str
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    #: Where the letter itself lies: a topic, partition and offset, or the folder of a table.
+    place: str
+
+    @property
+    def origin(self) -> str:
+        """The original record's place, as `--offset` takes it."""
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.key or b"") + len(self.value or b"")
+
+    @property
+    def redriven(self) -> int:
+        """How often this record had been redriven before it died again."""
+        told = next((value for name, value in reversed(self.headers) if name == REDRIVEN), None)
+        return int(told) if told and told.isdigit() else 0
+
+    @classmethod
+    def of(cls, record: Record) -> Letter | None:
+        """The letter in a record of a dead-letter topic; None if it is something else."""
+        ours = record.headers[-len(FACTS) :]
+        if tuple(name for name, _ in ours) != _NAMES:
+            return None
+        told = {name.removeprefix(PREFIX): (value or b"").decode(errors="replace") for name, value in ours}
+        numbers = [told[name] for name in ("partition", "offset", "timestamp")]
+        if not all(number.removeprefix("-").isdigit() for number in numbers):
+            return None
+        partition, offset, timestamp_ms = map(int, numbers)
+        return cls(
+            record.key, record.value, record.headers[: -len(FACTS)], told["pipeline"], told["run"], told["outcome"],
+            told["rule"], told["reason"], told["topic"], partition, offset, timestamp_ms,
+            f"{record.topic}/{record.partition}/{record.offset}",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Span:
+    """Original records: of a topic, of one of its partitions, from one offset to another, both included."""
+
+    topic: str
+    partition: int | None = None
+    first: int = 0
+    last: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Span:
+        """`rides`, `rides/3`, `rides/3/17` or `rides/3/17-40`."""
+        found = _SPAN.fullmatch(text)
+        if not found:
+            raise UsageError(
+                f"{text!r} names no records", hint="TOPIC, TOPIC/PARTITION, TOPIC/PARTITION/OFFSET or …/FIRST-LAST"
+            )
+        if found["first"] is None:
+            return cls(found["topic"], None if found["partition"] is None else int(found["partition"]))
+        first = int(found["first"])
+        return cls(found["topic"], int(found["partition"]), first, int(found["last"]) if found["last"] else first)
+
+    def has(self, letter: Letter) -> bool:
+        return (
+            letter.topic == self.topic
+            and self.partition in {None, letter.partition}
+            and self.first <= letter.offset <= (letter.offset if self.last is None else self.last)
+        )
+
+    def condition(self) -> Column:
+        from pyspark.sql import functions as F
+
+        found = (F.col("topic") == self.topic) & (F.col("offset").cast("long") >= self.first)
+        if self.partition is not None:
+            found &= F.col("partition").cast("int") == self.partition
+        return found & (F.col("offset").cast("long") <= self.last) if self.last is not None else found
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which letters are meant: those for which everything given holds. A reason is meant by any part of it."""
+
+    pipeline: str | None = None
+    rules: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    outcomes: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+    def has(self, letter: Letter) -> bool:
+        return (
+            self.pipeline in {None, letter.pipeline}
+            and (not self.rules or letter.rule in self.rules)
+            and (not self.reasons or any(part in letter.reason for part in self.reasons))
+            and (not self.outcomes or letter.outcome in self.outcomes)
+            and (not self.runs or letter.run in self.runs)
+            and (not self.spans or any(span.has(letter) for span in self.spans))
+        )
+
+    def condition(self) -> Column:
+        """The same for Spark."""
+        from pyspark.sql import functions as F
+
+        found = F.lit(True) if self.pipeline is None else F.col("pipeline") == self.pipeline
+        for name, values in (("rule", self.rules), ("outcome", self.outcomes), ("run", self.runs)):
+            if values:
+                found &= F.col(name).isin(*values)
+        if self.reasons:
+            found &= reduce(or_, [F.col("reason").contains(part) for part in self.reasons])
+        if self.spans:
+            found &= reduce(or_, [span.condition() for span in self.spans])
+        return found
+
+
+def letters(connection: Connection, place: DeadLetters, wanted: Wanted | None = None) -> Iterator[Letter]:
+    """The letters that are there now, one after the other. A place that was never written to has none."""
+    found = _in_topic(connection, place.target) if place.kind == "topic" else _in_table(place.target)
+    return found if wanted is None else filter(wanted.has, found)
+
+
+def _in_topic(connection: Connection, topic: str) -> Iterator[Letter]:
+    from headrace.transport.admin import Admin
+    from headrace.transport.consume import consume
+
+    with Admin(connection) as admin:
+        if topic not in {found.name for found in admin.topics()}:
+            return
+    for record in consume(connection, topic):
+        letter = Letter.of(record)
+        if letter is not None:
+            yield letter
+
+
+def _in_table(folder: str) -> Iterator[Letter]:
+    from pathlib import Path
+
+    from headrace.pipeline.tables import Query, is_table, read_table
+
+    if "://" not in folder and not is_table(Path(folder)):
+        return
+    for batch in read_table(folder).batches(Query(LETTER_COLUMNS)):
+        # A row may be megabytes: never many of them as Python objects.
+        for at in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            for row in batch.slice(at, _ROWS_AT_ONCE).to_pylist():
+                yield _of_row(row, folder)
+
+
+def _of_row(row: dict[str, Any], folder: str) -> Letter:
+    text = {name: row[name] or "" for name in ("pipeline", "run", "outcome", "rule", "reason")}
+    headers = tuple((header["key"], header["value"]) for header in row["headers"] or ())
+    moment = row["timestamp"]
+    return Letter(
+        row["key"], row["value"], headers, **text, topic=row["topic"], partition=row["partition"], offset=row["offset"],
+        timestamp_ms=round(moment.timestamp() * 1000) if moment else -1, place=folder,
+    )  # fmt: skip
+
+
+# -- in sum ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A letter to look at: the beginning of its key and value, and what is wrong with it in words."""
+
+    origin: str
+    place: str
+    timestamp_ms: int
+    size_bytes: int
+    key: bytes | None
+    value: bytes | None
+    words: str
+
+
+@dataclass
+class Group:
+    """Letters that died of the same. The times are those of the original records."""
+
+    outcome: str
+    rule: str
+    reason: str
+    records: int = 0
+    bytes: int = 0
+    first_ms: int | None = None
+    last_ms: int | None = None
+    #: How many of them had been redriven before.
+    redriven: int = 0
+    samples: list[Sample] = field(default_factory=list)
+
+    def add(self, letter: Letter) -> None:
+        self.records += 1
+        self.bytes += letter.size_bytes
+        self.first_ms = letter.timestamp_ms if self.first_ms is None else min(self.first_ms, letter.timestamp_ms)
+        self.last_ms = letter.timestamp_ms if self.last_ms is None else max(self.last_ms, letter.timestamp_ms)
+        self.redriven += letter.redriven > 0
+
+
+def summary(found: Iterable[Letter], samples: int = 3, explain: Callable[[Letter], str] | None = None) -> list[Group]:
+    """The letters by rule and reason, the most frequent first. `explain` is asked for the words of each sample.
+
+    Reasons beyond the first thousand (ids at random, say) are counted together, by their rule.
+    """
+    groups: dict[tuple[str, str, str], Group] = {}
+    for letter in found:
+        key = (letter.outcome, letter.rule, letter.reason)
+        if key not in groups and len(groups) >= _MAX_GROUPS:
+            key = (letter.outcome, letter.rule, "other reasons")
+        group = groups.setdefault(key, Group(*key))
+        group.add(letter)
+        if len(group.samples) < samples:
+            group.samples.append(_sample(letter, explain(letter) if explain else letter.reason))
+    return sorted(groups.values(), key=lambda group: -group.records)
+
+
+def _sample(letter: Letter, words: str) -> Sample:
+    key, value = (part[:_SAMPLE_BYTES] if part is not None else None for part in (letter.key, letter.value))
+    return Sample(letter.origin, letter.place, letter.timestamp_ms, letter.size_bytes, key, value, words)
