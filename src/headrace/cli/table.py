@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -50,7 +51,8 @@ def list_(app: App) -> None:
     from headrace.home import Home
     from headrace.pipeline.tables import known_tables
 
-    found, wrong = known_tables(Home.find(app.home))
+    home = Home.find(app.home)
+    found, wrong = known_tables(home)
     listed = [_listed(known) for known in found]
     if app.json:
         print_json(listed)
@@ -59,7 +61,7 @@ def list_(app: App) -> None:
             ("table", "pipeline", "holds", "kind", "rows", "bytes", "version", "path"),
             [
                 (each["table"], each["pipeline"], each["holds"], each["kind"], _number(each["rows"]),
-                 size(each["bytes"]), _number(each["version"]), each["path"])
+                 size(each["bytes"]), _number(each["version"]), _shown(each["path"], home.config_file.parent))
                 for each in listed
             ],
         )  # fmt: skip
@@ -67,6 +69,11 @@ def list_(app: App) -> None:
         app.say(f"warning: left out: {error.problem}")
     if not found and not wrong:
         app.say('no table: a [pipelines.NAME] in headrace.toml with into = { delta = "FOLDER" } declares one')
+
+
+def _shown(path: str, folder: Path) -> str:
+    """As it is written in headrace.toml, if it lies beside it."""
+    return path.removeprefix(f"{folder}/")
 
 
 def _listed(known: KnownTable) -> dict[str, Any]:
@@ -110,7 +117,10 @@ def head(
     """
     from headrace.pipeline.tables import Query
 
-    _, opened = _open(app, name)
+    known, opened = _open(app, name)
+    if not columns and known.role == "aggregate":
+        # Partial results that later batches are added to; whoever wants them names them.
+        columns = tuple(name for name in opened.schema.names if not name.startswith("_"))
     found = opened.head(Query(columns or (), where, order_by, limit))
     rows = list(_rows(found))
     if app.json:
