@@ -48,14 +48,14 @@ def _place(app: App, file: Path | None) -> tuple[Path, Home]:
     return path, home
 
 
-def _pipeline(app: App, file: Path | None, name: str) -> Pipeline:
+def find(app: App, file: Path | None, name: str) -> Pipeline:
     from headrace.pipeline.pipeline import Pipeline
 
     path, home = _place(app, file)
     return Pipeline.from_file(path, name, home)
 
 
-def _registry(app: App, found: Pipeline) -> Registry | None:
+def registry_of(app: App, found: Pipeline) -> Registry | None:
     """The registry, if the declaration needs one."""
     declaration = found.declaration
     needs = declaration.decode.format in {"avro", "json-schema", "protobuf"}
@@ -100,8 +100,8 @@ def explain(app: App, name: str, file: Path | None) -> None:
     """Draw the flow of NAME and the schema at each step; everything is checked, nothing runs."""
     from headrace.pipeline.session import stop_spark
 
-    found = _pipeline(app, file, name)
-    registry = _registry(app, found)
+    found = find(app, file, name)
+    registry = registry_of(app, found)
     spark = found.start_session(progress=app.progress)
     try:
         steps = found.explain(spark, registry)
@@ -157,8 +157,8 @@ def run(app: App, name: str, once: bool, file: Path | None, master: str | None) 
     from headrace.pipeline.run import RunOptions
     from headrace.pipeline.session import stop_spark
 
-    found = _pipeline(app, file, name)
-    connection, registry = app.connection(), _registry(app, found)
+    found = find(app, file, name)
+    connection, registry = app.connection(), registry_of(app, found)
     began = time.monotonic()
     spark = found.start_session(master, app.progress)
     app.say(f"Spark {spark.version} is ready after {time.monotonic() - began:.1f} s")
@@ -245,8 +245,8 @@ def start(app: App, name: str, file: Path | None, master: str | None) -> None:
     """Run NAME in the background. Pipelines share one Spark driver: the second one starts at once."""
     from headrace.pipeline.driver import Driver
 
-    found = _pipeline(app, file, name)
-    connection, registry = app.connection(), _registry(app, found)
+    found = find(app, file, name)
+    connection, registry = app.connection(), registry_of(app, found)
     if found.folder.is_locked:
         app.say(f"{name} runs already")
         return
@@ -277,7 +277,7 @@ def stop(app: App, name: str | None, everything: bool, file: Path | None) -> Non
     driver = Driver(home)
     if everything == bool(name):
         raise UsageError("which pipeline?", hint="headrace pipeline stop NAME, or --all")
-    found = all_of(path, home) if everything else [_pipeline(app, file, name or "")]
+    found = all_of(path, home) if everything else [find(app, file, name or "")]
     for each in found:
         if driver.stop(each.folder):
             app.say(f"{each.name} has stopped")
@@ -324,7 +324,7 @@ def ledger(app: App, name: str, wanted: str | None, by_rule: bool, file: Path | 
 
     The exit code is 1 if a run does not balance.
     """
-    found = _pipeline(app, file, name)
+    found = find(app, file, name)
     book = found.ledger
     runs = book.runs()
     if not runs:
@@ -351,3 +351,55 @@ def ledger(app: App, name: str, wanted: str | None, by_rule: bool, file: Path | 
             app.say(f"{line.run}: {line.state}, {line.batches} batches, {line.read:,} read, {ended}")
     if wrong:
         raise Failed(f"the ledger of {name} does not balance", why="; ".join(wrong[:5]))
+
+
+@pipeline.command()
+@click.argument("name", required=False)
+@_file
+@any_kafka
+@click.pass_obj
+def status(app: App, name: str | None, file: Path | None) -> None:
+    """How far NAME (or every pipeline) is: offset, end, lag and time to catch up, also of a stopped one.
+
+    The exit code is 1 if records expired before they were read, or a topic was recreated.
+    """
+    from headrace.pipeline.pipeline import all_of
+    from headrace.pipeline.status import status as status_of
+
+    path, home = _place(app, file)
+    found = [find(app, file, name)] if name else all_of(path, home)
+    connection = app.connection()
+    statuses = [status_of(connection, home, each.declaration) for each in found]
+    if app.json:
+        documents = [each.document() for each in statuses]
+        print_json(documents[0] if name else documents)
+    else:
+        for each in statuses:
+            _show_status(app, each)
+    loud = [warned.text for each in statuses for warned in each.warnings if warned.loud]
+    if loud:
+        raise Failed("a pipeline has lost records", why="; ".join(loud))
+
+
+def _show_status(app: App, found: Any) -> None:
+    rate = f", {found.rate:,.0f} records/s" if found.rate else ""
+    ahead = f", caught up in {duration(found.catch_up_s)}" if found.catch_up_s else ""
+    app.say(f"{found.pipeline}: {found.state}{f' ({found.why})' if found.why else ''}{rate}{ahead}")
+    print_table(
+        ("topic", "partition", "processed", "end", "lag", "lag time", "lost"),
+        [
+            (p.topic, p.partition, _told(p.processed), _told(p.end), _told(p.lag), duration(p.lag_s), p.lost)
+            for p in found.partitions
+        ],
+    )
+    totals = found.totals
+    app.say(
+        f"{totals.read:,} read in all, {totals.dead_letters:,} dead letters, "
+        f"{'balanced' if totals.balanced else 'NOT BALANCED'}"
+    )
+    for warned in found.warnings:
+        app.say(click.style("warning: ", fg="yellow") + warned.text)
+
+
+def _told(value: int | None) -> str:
+    return "-" if value is None else str(value)

@@ -1,0 +1,293 @@
+"""Commands for what went wrong in a pipeline: dead letters and how they are sent again, checkpoints and how they move."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.cli.app import App, Trunk, any_kafka, registry_option
+from headrace.cli.output import counted, print_json, print_table, size
+from headrace.cli.pipeline import find, pipeline, registry_of
+from headrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from headrace.pipeline.dead_letters import Wanted
+    from headrace.pipeline.pipeline import Pipeline
+
+_name = click.argument("name")
+_file = click.option(
+    "-f", "--file", type=click.Path(path_type=Path), help="The file that declares it. [default: headrace.toml upwards]"
+)
+_yes = click.option("--yes", is_flag=True, help="Do not ask.")
+_SHOWN_BYTES = 100
+
+
+def _choosing(command: Any) -> Any:
+    """The options that say which letters are meant."""
+    for option in (
+        click.option("--at", "spans", multiple=True, metavar="TOPIC/P/OFFSET", help="Of these original records."),
+        click.option("--run", "runs", multiple=True, metavar="RUN", help="Of this run."),
+        click.option("--reason", "reasons", multiple=True, metavar="TEXT", help="Whose reason holds this text."),
+        click.option("--rule", "rules", multiple=True, metavar="RULE", help="Of this rule: decode, select, a name."),
+    ):
+        command = option(command)
+    return command
+
+
+def _wanted(name: str, **chosen: tuple[str, ...]) -> Wanted:
+    from headrace.pipeline.dead_letters import Span, Wanted
+
+    spans = tuple(Span.parse(text) for text in chosen["spans"])
+    return Wanted(name, chosen["rules"], chosen["reasons"], runs=chosen["runs"], spans=spans)
+
+
+@pipeline.command("dead-letters")
+@_name
+@_choosing
+@click.option("--samples", type=click.IntRange(0), default=2, show_default=True, help="Shown of each reason.")
+@_file
+@registry_option
+@any_kafka
+@click.pass_obj
+def dead_letters(app: App, /, name: str, samples: int, file: Path | None, **chosen: tuple[str, ...]) -> None:
+    """The records that NAME could not use, by rule and reason, with samples and what is wrong with each.
+
+    \b
+    headrace pipeline dead-letters breadcrumbs
+    headrace pipeline dead-letters breadcrumbs --rule decode --samples 10
+    """
+    from headrace.pipeline.dead_letters import letters, summary
+    from headrace.pipeline.diagnosis import diagnose
+
+    found = find(app, file, name)
+    registry = registry_of(app, found)
+    place = found.folder.dead_letters(found.declaration)
+    groups = summary(
+        letters(app.connection(), place, _wanted(name, **chosen)),
+        samples,
+        lambda letter: diagnose(letter, found.declaration, registry),
+    )
+    if app.json:
+        print_json([_group(group) for group in groups])
+        return
+    for group in groups:
+        click.echo(
+            click.style(f"{group.records:,} by {group.rule}", bold=True)
+            + f": {group.reason} ({size(group.bytes)}, {_time(group.first_ms)} to {_time(group.last_ms)})"
+        )
+        for sample in group.samples:
+            click.echo(f"    {sample.origin}  {sample.words}")
+            click.echo(f"      {_beginning(sample.value)}")
+    total = sum(group.records for group in groups)
+    app.say(f"{counted(total, 'dead letter')} in {place.kind} {place.target}")
+
+
+def _group(group: Any) -> dict[str, Any]:
+    document = {**vars(group)}
+    document["samples"] = [
+        {**vars(sample), "key": _text(sample.key), "value": _text(sample.value)} for sample in group.samples
+    ]
+    return document
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode(errors="backslashreplace")
+
+
+def _time(at_ms: int | None) -> str:
+    return "-" if at_ms is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_ms / 1000))
+
+
+def _beginning(value: bytes | None) -> str:
+    if value is None:
+        return "null"
+    text = value[:_SHOWN_BYTES].decode(errors="backslashreplace")
+    # Control characters would act on the terminal.
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return shown + (f" … ({size(len(value))})" if len(value) > _SHOWN_BYTES else "")
+
+
+@pipeline.command()
+@_name
+@_choosing
+@click.option("--dry-run", is_flag=True, help="Try today's rules on them and send nothing.")
+@click.option("--again", is_flag=True, help="Also those that were redriven before.")
+@click.option("--max-times", type=click.IntRange(1), default=3, show_default=True, help="Loop guard, for each record.")
+@click.option("--keep-partition", is_flag=True, help="Into the original partition, not by the key.")
+@click.option("--edits", type=click.Path(path_type=Path), help="A file of changed keys and values.")
+@_file
+@registry_option
+@any_kafka
+@click.pass_obj
+def redrive(app: App, /, name: str, dry_run: bool, edits: Path | None, file: Path | None, **more: Any) -> None:
+    """Send dead letters of NAME to their topics again: all of them, or those that are chosen.
+
+    What was redriven is marked and is not sent a second time; a record that keeps dying is stopped by the loop guard.
+
+    \b
+    headrace pipeline redrive breadcrumbs --dry-run
+    headrace pipeline redrive breadcrumbs --rule "has a trip"
+    """
+    from headrace.pipeline.dead_letters import letters
+    from headrace.pipeline.redrive import RedrivePlan, read_edits
+    from headrace.pipeline.redrive import redrive as send
+
+    found = find(app, file, name)
+    plan = RedrivePlan(
+        more.pop("again"), more.pop("max_times"), more.pop("keep_partition"),
+        read_edits(edits) if edits else None, dry_run,
+    )  # fmt: skip
+    wanted = _wanted(name, **more)
+    connection, place = app.connection(), found.folder.dead_letters(found.declaration)
+    report = send(connection, letters(connection, place, wanted), plan)
+    judged = _tried(app, found, wanted) if dry_run and report.sent else None
+    if app.json:
+        print_json({**report.document(), "dry_run": dry_run, "outcomes": judged})
+        return
+    verb = "would be sent" if dry_run else "sent"
+    app.say(
+        f"{counted(report.looked_at, 'dead letter')}: {report.sent:,} {verb}, {report.marked:,} redriven before, "
+        f"{report.looping:,} stopped by the loop guard, {report.left_out:,} left out"
+    )
+    if judged is not None:
+        print_table(("outcome", "rule", "records"), judged)
+
+
+def _tried(app: App, found: Pipeline, wanted: Wanted) -> list[tuple[str, str, int]]:
+    """What today's rules say of the letters."""
+    from headrace.pipeline.dead_letters import as_frame
+    from headrace.pipeline.run import Run
+    from headrace.pipeline.session import stop_spark
+
+    connection = app.connection()
+    spark = found.start_session(progress=app.progress)
+    try:
+        flow = Run(spark, found.declaration, found.folder, connection, registry_of(app, found)).prepare()
+        frame = as_frame(flow.spark, connection, found.folder.dead_letters(found.declaration), wanted)
+        counts = flow.sort_out(frame).groupBy("_outcome", "_rule").count().collect()
+    finally:
+        stop_spark()
+    return sorted((row["_outcome"], row["_rule"] or "", row["count"]) for row in counts)
+
+
+# -- the checkpoint --------------------------------------------------------------------------------------------------
+
+
+@pipeline.group(cls=Trunk)
+def checkpoint() -> None:
+    """The checkpoint of a pipeline: look into it, move it, let another pipeline go on from it."""
+
+
+@checkpoint.command()
+@_name
+@click.option("--batches", type=click.IntRange(1), default=10, show_default=True, help="How many of the latest.")
+@_file
+@any_kafka
+@click.pass_obj
+def show(app: App, name: str, batches: int, file: Path | None) -> None:
+    """Where NAME is and how it got there, batch by batch."""
+    from headrace.pipeline.checkpoint import Checkpoint
+
+    found = find(app, file, name)
+    held = Checkpoint(found.folder.checkpoint(found.declaration))
+    if not held.exists:
+        raise UsageError(f"{name} has no checkpoint yet", hint=f"headrace pipeline run {name} --once")
+    if app.json:
+        print_json(held.document())
+        return
+    print_table(
+        ("batch", "planned", "records", "committed"),
+        [
+            (plan.batch, _time(plan.at_ms), plan.records, "yes" if plan.committed else "NO")
+            for plan in held.batches(batches)
+        ],
+    )
+    print_table(
+        ("topic", "partition", "next offset"),
+        [(topic, partition, offset) for (topic, partition), offset in sorted(held.position.items())],
+    )
+    app.say(f"{held.root}, {size(held.size_bytes)}, query {held.query_id}")
+
+
+@checkpoint.command()
+@_name
+@click.option("--to", "target", required=True, metavar="PLACE", help="beginning, end, batch:7, a time, TOPIC:0=15,…")
+@_yes
+@_file
+@any_kafka
+@click.pass_obj
+def rewind(app: App, name: str, target: str, yes: bool, file: Path | None) -> None:
+    """Move NAME to another place in its topics; a backup of the checkpoint is kept.
+
+    \b
+    headrace pipeline checkpoint rewind breadcrumbs --to beginning
+    headrace pipeline checkpoint rewind breadcrumbs --to 2026-05-01T12:00
+    """
+    from headrace.pipeline.rewind import Target, plan_rewind
+    from headrace.pipeline.rewind import rewind as move
+
+    found = find(app, file, name)
+    plan = plan_rewind(found.folder, found.declaration, Target.parse(target), app.connection())
+    if not app.json:
+        print_table(
+            ("topic", "partition", "from", "to", "read again", "skipped"),
+            [(m.topic, m.partition, m.before, m.after, m.again, m.skipped) for m in plan.moves],
+        )
+    _agree(app, plan.consequences, yes)
+    moved = move(found.folder, found.declaration, plan)
+    _told(app, moved.document(), f"{name} goes on from there; the old checkpoint is kept in {moved.backup}")
+
+
+@checkpoint.command()
+@_name
+@_yes
+@_file
+@any_kafka
+@click.pass_obj
+def wipe(app: App, name: str, yes: bool, file: Path | None) -> None:
+    """Forget the progress of NAME: its next run begins at `start`. A backup is kept."""
+    from headrace.pipeline.rewind import wipe as forget
+
+    found = find(app, file, name)
+    _agree(app, (f"{name} will read its topics anew; rows in its tables stay, and may come twice",), yes)
+    moved = forget(found.folder, found.declaration)
+    _told(app, moved.document(), f"{name} begins anew; the old checkpoint is kept in {moved.backup}")
+
+
+@checkpoint.command()
+@_name
+@click.argument("new_name")
+@_file
+@any_kafka
+@click.pass_obj
+def fork(app: App, name: str, new_name: str, file: Path | None) -> None:
+    """Let the pipeline NEW_NAME go on from where NAME is."""
+    from headrace.pipeline.folder import PipelineFolder
+    from headrace.pipeline.rewind import fork as copy
+
+    found = find(app, file, name)
+    try:
+        new = find(app, file, new_name)
+        moved = copy(found.folder, found.declaration, new.folder, new.declaration)
+    except UsageError as error:
+        if "there is no pipeline" not in error.problem:
+            raise
+        moved = copy(found.folder, found.declaration, PipelineFolder(found.home, new_name))
+    _told(app, moved.document(), f"{new_name} goes on from where {name} is")
+
+
+def _agree(app: App, consequences: tuple[str, ...], yes: bool) -> None:
+    for text in consequences:
+        app.say(f"· {text}")
+    if not yes and not click.confirm("move it?", err=True):
+        raise UsageError("nothing was changed", why="the answer was no")
+
+
+def _told(app: App, document: dict[str, Any], text: str) -> None:
+    if app.json:
+        print_json(document)
+    else:
+        app.say(text)
