@@ -1,4 +1,4 @@
-"""Commands for what went wrong in a pipeline: dead letters and how they are sent again, checkpoints and how they move."""
+"""Commands for what went wrong in a pipeline: dead letters and their way back, checkpoints and how they move."""
 
 from __future__ import annotations
 

@@ -15,12 +15,14 @@ from a null (a struct with a null). That holds only if Spark does not pull commo
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
@@ -32,6 +34,8 @@ from headrace.pipeline.decode import Decoder
 #: What the session must be set to for a flow to be right.
 SETTINGS = {
     "spark.sql.ansi.enabled": "true",
+    # A field METERS and a column meters made from it are two things.
+    "spark.sql.caseSensitive": "true",
     # A part that occurs twice would be computed outside of the TryEval around it, and throw there.
     "spark.sql.subexpressionElimination.enabled": "false",
 }
@@ -63,10 +67,10 @@ class Flow:
         steps.append(("select", self._columns(selected).schema))
         for rule in self.declaration.rules:
             with self._told("expect", rule.name):
-                self._columns(selected, *IDENTITY).select(self._tried(rule.condition).cast("boolean"))
+                self._scope(selected, *IDENTITY).select(self._tried(rule.condition).cast("boolean"))
         if self.declaration.where:
             with self._told("where"):
-                self._columns(selected, *IDENTITY).where(self.declaration.where)
+                self._scope(selected, *IDENTITY).where(self.declaration.where)
         for key, names in self._named_columns():
             for name in names:
                 with self._told(key):
@@ -140,11 +144,12 @@ class Flow:
                 hint="add columns with withColumn, or select('*', …)",
             )  # fmt: skip
         columns = F.struct(*[F.col(f"`{name}`") for name in made.columns if not name.startswith("_")])
-        return made.withColumns({"_columns": columns, "_unselected": F.lit(None).cast("string")})
+        return made.withColumns({"_columns": columns, "_fields": columns, "_unselected": F.lit(None).cast("string")})
 
     def _judged(self, frame: DataFrame, late: Column | None) -> DataFrame:
         # One struct first, its parts afterwards: written as one column each, Spark would judge once per column.
-        judged = self._columns(frame, *IDENTITY, *_ORIGINAL, "_undecoded", "_unselected")
+        names = self._columns(frame).columns
+        judged = self._scope(frame, *IDENTITY, *_ORIGINAL, "_undecoded", "_unselected")
         if self.declaration.where_step is not None:
             judged = self.declaration.where_step(judged)
         judged = judged.withColumn("_verdict", self._verdict(late))
@@ -153,7 +158,7 @@ class Flow:
             *IDENTITY,
             F.col("_verdict._outcome"), F.col("_verdict._rule"), F.col("_verdict._reason"), self._warnings(),
             *[F.when(dead, F.col(name)).alias(name) for name in _ORIGINAL],
-            *[F.col(f"`{name}`") for name in judged.columns if not name.startswith("_")],
+            *[F.col(f"`{name}`") for name in names],
         )  # fmt: skip
 
     def _verdict(self, late: Column | None) -> Column:
@@ -192,6 +197,12 @@ class Flow:
     def _columns(self, frame: DataFrame, *more: str) -> DataFrame:
         return frame.select(*more, "_columns.*")
 
+    def _scope(self, frame: DataFrame, *more: str) -> DataFrame:
+        """The columns, and the fields whose names are not taken by them: both can be named in a rule."""
+        names = self._columns(frame).columns
+        fields = [name for name in frame.select("_fields.*").columns if name not in names]
+        return frame.select(*more, *[F.col(f"_fields.`{name}`") for name in fields], "_columns.*")
+
     def _tried(self, text: str) -> Column:
         """The SQL expression, null where it throws."""
         jvm: Any = self.spark._jvm
@@ -222,7 +233,13 @@ def in_words(error: Exception) -> str:
     text = str(error).split("== SQL")[0].split("\nJVM stacktrace")[0].split(";\n'")[0]
     text = re.sub(r"SQLSTATE: \w+", "", text)
     text = re.sub(r"^\[[\w.]+\]\s*", "", text)
+    text = re.sub(r";\s*line \d+ pos \d+.*", "", text, flags=re.DOTALL)
     return " ".join(text.split()).rstrip(" ;.")
+
+
+# PySpark writes what it raises to standard error as well, as JSON; whoever catches it has the words.
+for _name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+    PySparkLogger.getLogger(_name).setLevel(logging.CRITICAL + 1)
 
 
 def _record(raw: DataFrame) -> DataFrame:
