@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import subprocess
 import sys
 
+import click
 import pytest
 
+import headrace.cli
+from headrace.cli.app import Root, cli
 from tests.conftest import Headrace
 
 _HEAVY = ("confluent_kafka", "kafka", "pyspark", "psutil", "cryptography", "rich")
@@ -34,6 +39,28 @@ def test_every_command_explains_itself(run: Headrace) -> None:
         done = run(command, "--help")
         assert done.code == 0
         assert done.out.startswith(f"Usage: headrace {command}")
+
+
+def test_every_file_of_the_command_line_is_found_by_its_commands() -> None:
+    for module in pkgutil.iter_modules(headrace.cli.__path__):
+        importlib.import_module(f"headrace.cli.{module.name}")
+    assert set(cli.commands) == set(Root.files)
+    for name, files in Root.files.items():
+        assert set(files) == _files_of(cli.commands[name])
+
+
+def _files_of(command: click.Command) -> set[str]:
+    """Where the command, and whatever hangs on it, is written."""
+    below = command.commands.values() if isinstance(command, click.Group) else ()
+    own = {command.callback.__module__.rsplit(".", 1)[-1]} if command.callback else set()
+    return own.union(*map(_files_of, below))
+
+
+def test_a_command_does_not_load_the_others() -> None:
+    code = "import sys; sys.argv = ['headrace', 'up', '--help']\nfrom headrace.cli import main\ntry: main()\n"
+    code += "finally: print(*[m for m in sys.modules if m in ('headrace.cli.topic', 'headrace.cli.cluster')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "headrace.cli.cluster"
 
 
 def test_the_package_opens_without_its_rooms() -> None:

@@ -6,8 +6,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import click
 
@@ -171,7 +172,22 @@ class Trunk(click.Group):
         return list(self.commands)
 
 
-@click.group(cls=Trunk, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class Root(Trunk):
+    """The trunk itself. The files behind a command are loaded when it is wanted: nobody waits for all of them."""
+
+    #: The files that hang a command, or a part of it, on the trunk; in the order of `headrace --help`.
+    files: ClassVar[dict[str, tuple[str, ...]]] = {}
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        for file in self.files.get(cmd_name, ()):
+            import_module(f"headrace.cli.{file}")
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(self.files)
+
+
+@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="headrace")
 @any_kafka
 @click.pass_context
