@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
-import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +65,8 @@ def console(
 def _serving(
     app: App, port: int | None, host: str, password_file: Path | None, read_only: bool, connect: str | None
 ) -> Serving:
+    import hashlib
+
     from headrace.cluster.ports import choose_once
     from headrace.console.__main__ import password_in
     from headrace.console.server import Serving
@@ -106,4 +106,6 @@ def _open(url: str, opens: bool | None) -> None:
     """In a window of its own; a browser inside the terminal would only be in the way."""
     has_screen = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     if opens or (opens is None and has_screen and sys.stdout.isatty()):
+        import webbrowser
+
         webbrowser.open(url)
