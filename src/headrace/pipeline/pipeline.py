@@ -104,7 +104,10 @@ class Pipeline:
         """The pipeline runs on that session; `wait` and `stop` are the caller's."""
         from headrace.pipeline.run import Run
 
-        run = Run(spark, self.declaration, self.folder, connect(where), self._registry(where, registry), options)
+        asked = self._registry(where, registry)
+        run = Run(spark, self.declaration, self.folder, connect(where), asked, options)
+        if asked is not None and asked is not registry:
+            run.close_behind(asked)
         run.start()
         return run
 

@@ -125,10 +125,14 @@ class Run:
                 raise self.declaration.wrong(in_words(error), "into") from None
         aggregate.check(self.spark, self.declaration, rows)
 
+    def close_behind(self, registry: Registry) -> None:
+        """The registry's connections are closed when the run has ended."""
+        self._held.enter_context(registry)
+
     def start(self) -> None:
         """The query runs, in a thread of its own; nobody else can run this pipeline meanwhile."""
-        self._held.enter_context(self.folder.lock())
         try:
+            self._held.enter_context(self.folder.lock())
             self._wait_for_kafka(first=True)
             self._flow = self.prepare()
             self._compare()

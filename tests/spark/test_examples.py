@@ -1,0 +1,221 @@
+"""The examples, as their files stand, checked row by row against computations that know nothing of Spark."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace.cluster import Cluster
+from headrace.samples import Sample, breadcrumbs, iris, ride_schema, taxi
+from headrace.transport.admin import Admin, NewTopic
+from headrace.transport.schemas import Registry, Schema
+from tests.spark.pipelines import Workshop, send, totals
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def take(name: str, shop: Workshop, **topics: str) -> None:
+    """The example in the test's folder, on topics of the test."""
+    text = (EXAMPLES / name / "headrace.toml").read_text(encoding="utf-8")
+    for old, new in topics.items():
+        text = text.replace(f'"{old.replace("__", ".")}', f'"{new}').replace(f"'{old}'", f"'{new}'")
+    shop.file.write_text(text, encoding="utf-8")
+    shutil.rmtree(shop.folder / "tables", ignore_errors=True)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, headrace_cluster: Any, spark: SparkSession) -> Workshop:
+    return Workshop(tmp_path, headrace_cluster, spark)
+
+
+def test_breadcrumbs(shop: Workshop, headrace_topic: Callable[..., str]) -> None:
+    topic = headrace_topic(partitions=3)
+    take("breadcrumbs", shop, breadcrumbs=topic)
+    name = next(iter(shop.file.read_text().split("[pipelines.")[1:])).split("]")[0]
+    old = _values(breadcrumbs(records=600, bad=0.05, seed=3))
+    new = _values(breadcrumbs(records=400, bad=0.05, seed=4, shape=2022))
+    expected: list[dict[str, Any]] = []
+    dead = 0
+    for batch in (old[:300] + new[:200], old[300:] + new[200:]):
+        send(shop.cluster, topic, batch)
+        rows = [row for row in map(_independent, batch) if row is not None]
+        expected += rows
+        dead += len(batch) - len(rows)
+        assert totals(shop.run(name)) == {"written": len(rows), "dead": len(batch) - len(rows)}
+    found = shop.rows("tables/breadcrumbs")
+    assert _sorted(found) == _sorted(expected)
+    assert dead > 20
+    _check_trips(shop, expected)
+    _check_speeds(shop, expected)
+
+
+def _values(sample: Sample) -> list[bytes]:
+    return [made.text for made in sample.made()]
+
+
+def _independent(value: bytes) -> dict[str, Any] | None:
+    """What the record should become; None if it should not."""
+    try:
+        record = json.loads(value)
+    except ValueError:
+        return None
+    if not isinstance(record, dict):
+        return None
+
+    def text(field: str) -> str | None:
+        found = record.get(field)
+        return None if found is None or found == "" else found if isinstance(found, str) else json.dumps(found)
+
+    try:
+        day = _day(text("OPD_DATE"))
+        seconds = int(str(text("ACT_TIME"))) if text("ACT_TIME") is not None else None
+        row = {
+            "trip": _number(text("EVENT_NO_TRIP")), "vehicle": _number(text("VEHICLE_ID")), "day": day,
+            "at": datetime.datetime.combine(day, datetime.time()) + datetime.timedelta(seconds=seconds)
+            if day and seconds is not None else None,
+            "meters": _number(text("METERS")), "velocity": _number(text("VELOCITY")),
+            "direction": _number(text("DIRECTION")), "latitude": _float(text("GPS_LATITUDE")),
+            "longitude": _float(text("GPS_LONGITUDE")), "hdop": _float(text("GPS_HDOP")),
+        }  # fmt: skip
+    except ValueError:
+        return None
+    inside = row["latitude"] is None or (
+        45 <= row["latitude"] <= 46 and row["longitude"] is not None and -124 <= row["longitude"] <= -122
+    )
+    ahead = row["velocity"] is None or row["velocity"] >= 0
+    compass = row["direction"] is None or 0 <= row["direction"] <= 359
+    known = row["trip"] is not None and row["vehicle"] is not None and row["at"] is not None and (seconds or 0) >= 0
+    return row if known and inside and ahead and compass else None
+
+
+def _day(text: str | None) -> datetime.date | None:
+    if text is None:
+        return None
+    for form in ("%d-%b-%y", "%d%b%Y:%H:%M:%S"):
+        try:
+            return datetime.datetime.strptime(text, form).date()
+        except ValueError:
+            continue
+    raise ValueError(text)
+
+
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)
+
+
+def _float(text: str | None) -> float | None:
+    return None if text is None else float(text)
+
+
+def _sorted(rows: list[dict[str, Any]]) -> list[str]:
+    return sorted(json.dumps(row, sort_keys=True, default=str) for row in rows)
+
+
+def _by_trip(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    trips: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        trips[row["trip"]].append(row)
+    return trips
+
+
+def _check_trips(shop: Workshop, rows: list[dict[str, Any]]) -> None:
+    expected = {
+        trip: (min(r["at"] for r in found), max(r["at"] for r in found), len(found))
+        for trip, found in _by_trip(rows).items()
+    }
+    found = {row["trip"]: (row["begins"], row["ends"], row["breadcrumbs"]) for row in shop.rows("tables/trips")}
+    assert found == expected
+
+
+def _check_speeds(shop: Workshop, rows: list[dict[str, Any]]) -> None:
+    """Where times and metres are unambiguous: a trip's rows all at different times, all with metres."""
+    found = {(row["trip"], row["at"]): row["speed"] for row in shop.rows("tables/speeds")}
+    looked_at = 0
+    for trip, points in _by_trip(rows).items():
+        points.sort(key=lambda row: row["at"])
+        if len({p["at"] for p in points}) < len(points) or any(p["meters"] is None for p in points) or len(points) < 2:
+            continue
+        pairs = list(itertools.pairwise(points))
+        speeds = [(b["meters"] - a["meters"]) / (b["at"] - a["at"]).total_seconds() for a, b in pairs]
+        for point, speed in zip(points, [speeds[0], *speeds], strict=True):
+            assert found[trip, point["at"]] == pytest.approx(speed)
+            looked_at += 1
+    assert looked_at > 50
+
+
+def test_iris(shop: Workshop, headrace_topic: Callable[..., str]) -> None:
+    both, one = headrace_topic(partitions=2), headrace_topic(partitions=2)
+    take("iris", shop, virginicasetosa=both, versicolor=one)
+    text = shop.file.read_text().replace(f"then '{one}'", "then 'versicolor'")
+    shop.file.write_text(text)
+    producer_rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    from headrace.transport.client import connect
+
+    producer = connect(shop.cluster).producer()
+    for number, flower in enumerate(iris()):
+        kind = flower["class"]
+        size = (float(flower["sepal_length"]), float(flower["sepal_width"]))
+        producer_rows[kind].append(size)
+        place = {"virginica": (both, 0), "setosa": (both, 1)}.get(kind, (one, number % 2))
+        producer.produce(place[0], json.dumps(size).encode(), partition=place[1])
+    assert producer.flush(30) == 0
+    name = shop.file.read_text().split("[pipelines.")[1].split("]")[0]
+    assert totals(shop.run(name)) == {"written": 150}
+    classes = {row["class"]: row for row in shop.rows("tables/classes")}
+    assert {kind: row["flowers"] for kind, row in classes.items()} == dict.fromkeys(producer_rows, 50)
+    for kind, sizes in producer_rows.items():
+        assert classes[kind]["mean_length"] == pytest.approx(sum(s[0] for s in sizes) / 50)
+        assert classes[kind]["mean_width"] == pytest.approx(sum(s[1] for s in sizes) / 50)
+
+
+@pytest.fixture(scope="module")
+def with_registry(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    cluster = Cluster(tmp_path_factory.mktemp("taxi") / "home", brokers=1, services=("registry",))
+    try:
+        cluster.up()
+        yield cluster
+    finally:
+        cluster.down(wipe=True)
+
+
+def test_taxi(tmp_path: Path, with_registry: Cluster, spark: SparkSession) -> None:
+    from headrace.transport.codec.avro import Avro
+
+    topic = "datatalkclub.yellow_taxi_rides"
+    Admin(with_registry).create_topics([NewTopic(topic, 2, 1)])
+    shop = Workshop(tmp_path, with_registry, spark, with_registry.registry)
+    take("taxi", shop)
+    rides: list[dict[str, Any]] = []
+    with Registry(with_registry.registry) as registry:
+        for version in (1, 2, 3):
+            number = registry.register(f"{topic}-value", Schema(ride_schema(version)))
+            records = [json.loads(line) for line in _values(taxi(records=120, seed=version, shape=f"v{version}"))]
+            head = b"\0" + number.to_bytes(4, "big")
+            encoded = Avro(Schema(ride_schema(version)), {}).encode(records, head)
+            send(with_registry, topic, encoded)
+            rides += records
+    damaged = [b"\0\0\0\xff\xffno such id", b"\1not framed", b"\0\0\0\0", None, encoded[0][:7]]
+    send(with_registry, topic, damaged)
+    report = shop.run("taxi")
+    owed = [ride for ride in rides if ride["total_amount"] < 0]
+    paid = len(rides) - len(owed)
+    assert totals(report) == {"written": paid, "dead": len(owed) + len(damaged)}
+    revenue: dict[int, float] = defaultdict(float)
+    for row in shop.rows("tables/revenue"):
+        revenue[row["vendor"]] += row["revenue"]
+    expected: dict[int, float] = defaultdict(float)
+    for ride in rides:
+        if ride["total_amount"] >= 0:
+            expected[ride["vendorId"]] += ride["total_amount"]
+    assert revenue == pytest.approx(expected, rel=1e-5)
