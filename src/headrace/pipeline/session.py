@@ -19,6 +19,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 _GATEWAY_WITHIN_S = 90.0
 _END_WITHIN_S = 20.0
 _MASTER_WITHIN_S = 5.0
+_MASTERS = r"local(\[(\d+|\*)(,\d+)?\])?|local-cluster\[.*\]|spark://[^,]+:\d+(,[^,]+:\d+)*|k8s://.+|yarn"
 
 #: A setting of ours among Spark's: `all` puts every jar of PySpark on the class path, MLlib's and Hive's too.
 JARS = "spark.headrace.jars"
@@ -155,6 +157,7 @@ class _Driver:
         self.log = self.folder / "spark.log"
         self.output = self.folder / "output.log"
         self.class_list = self.folder / "classes.lst"
+        _require_master(spec.master)
         self.conf = _settings(spec, self.folder)
         self.archive: ClassArchive | None = None
         self.lock: IO[Any] | None = None
@@ -168,7 +171,6 @@ class _Driver:
         return not self.spec.is_local or any(name.startswith(_SUBMITTED) for name in self.spec.conf)
 
     def start(self) -> SparkSession:
-        _require_master(self.spec.master)
         self._own_folder()
         java = find_java(self.spec.java_home)
         jars = JarCache(
@@ -177,7 +179,7 @@ class _Driver:
         if not self.spec.is_local:
             own = [str(jar) for jar in jars.classpath("spark", java)]
             self.conf["spark.jars"] = ",".join(filter(None, [self.conf.get("spark.jars"), *own]))
-        every = not self.spec.is_local or _wants_every_jar(self.conf)
+        every = _wants_every_jar(self.conf)
         self.archive = ClassArchive(
             jars.root, "spark", java, class_path(jars, java, every=every), telling=_TELLING
         )  # fmt: skip
@@ -243,8 +245,9 @@ class _Driver:
         environment["SPARK_HOME"] = str(pyspark_folder())
         environment["_PYSPARK_DRIVER_CONN_INFO_PATH"] = str(address)
         environment["PYTHONHASHSEED"] = "0"  # Spark's own launcher sets it: Python workers must agree on hashes
-        if self.spec.is_local:
+        if self.conf.get("spark.driver.host") == "127.0.0.1":
             environment["SPARK_LOCAL_IP"] = "127.0.0.1"  # or Spark looks this machine's name up, which may take long
+        if self.spec.is_local:
             environment.pop("SPARK_CONF_DIR", None)
         return environment
 
@@ -327,14 +330,17 @@ class _Driver:
         )
 
     def _failure(self, problem: str) -> Failed:
-        lines = [line for path in (self.log, self.output) for line in _tail(path) if not line.startswith("\tat ")]
-        telling = [line for line in lines if "Exception" in line or "Error" in line or "rror: " in line]
+        said, logged = (
+            [line for line in _tail(path) if not line.startswith("\t") and "warning" not in line]
+            for path in (self.output, self.log)
+        )
+        wrong = [line for line in logged if "Exception" in line or "Error" in line]
         return NodeFailed(
             problem,
-            why=telling[-1][:300] if telling else None,
+            why=next(iter([*said, *wrong[-1:]]), None),
             hint="headrace doctor",
-            log=self.output if self.output.exists() and self.output.stat().st_size else self.log,
-            log_lines=tuple(line[:200] for line in lines[-5:]),
+            log=self.output if said else self.log,
+            log_lines=tuple(line[:200] for line in (said or logged)[-5:]),
         )
 
 
@@ -369,7 +375,8 @@ def _slots(master: str) -> int:
 
 
 def _wants_every_jar(conf: Mapping[str, str]) -> bool:
-    return conf.get(JARS) == "all" or conf.get("spark.sql.catalogImplementation") == "hive"
+    hive = conf.get("spark.sql.catalogImplementation") == "hive"
+    return hive or conf.get(JARS) == "all" or conf["spark.master"].startswith(("k8s", "yarn"))
 
 
 def _users_class_path(spec: SessionSpec) -> list[str]:
@@ -383,27 +390,26 @@ def _addresses(master: str) -> list[tuple[str, int]]:
     """The hosts of a standalone master; none for other kinds, whose addresses are not always known here."""
     if not master.startswith("spark://"):
         return []
-    found = []
-    for address in master.removeprefix("spark://").split(","):
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
-            raise ConfigError(f"{master} is not the address of a Spark master", hint="spark://HOST:7077")
-        found.append((host.strip("[]"), int(port)))
-    return found
+    pairs = [address.rpartition(":") for address in master.removeprefix("spark://").split(",")]
+    return [(host.strip("[]"), int(port)) for host, _, port in pairs]
 
 
 def _require_master(master: str) -> None:
-    """A standalone master answers: Spark itself would try for a minute and then not say what was wrong."""
-    addresses = _addresses(master)
+    """A Spark can be asked for there: Spark itself would try for a minute, and then not say what was wrong."""
+    if not re.fullmatch(_MASTERS, master):
+        raise ConfigError(
+            f"{master!r} is no Spark master",
+            hint="local[*], local[4], spark://HOST:7077, k8s://https://HOST or yarn",
+        )
     why = ""
-    for host, port in addresses:
+    for host, port in _addresses(master):
         try:
             socket.create_connection((host, port), timeout=_MASTER_WITHIN_S).close()
         except OSError as error:
             why = f"{host}:{port}: {error.strerror or error}"
         else:
             return
-    if addresses:
+    if why:
         raise Unreachable(f"no Spark master answers at {master}", why=why, hint="is it started, and is that its port?")
 
 

@@ -1,0 +1,85 @@
+"""A Python process with a Spark session of its own, for tests that need one more or one to kill.
+
+    python -m tests.spark.session_child WHAT FOLDER [MASTER]
+
+It says on standard output what it found, one JSON object a line, and nothing else anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from headrace.errors import HeadraceError
+from headrace.pipeline import session
+from headrace.pipeline.session import SessionSpec, start_spark, stop_spark
+
+# Executors on the machine that runs everything else: small, and quick to start rather than quick to run.
+_SMALL_CLUSTER = {
+    "spark.executor.memory": "500m",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.pyspark.python": sys.executable,
+    "spark.sql.shuffle.partitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
+
+
+def tell(**found: object) -> None:
+    print(json.dumps(found), flush=True)
+
+
+def jvm() -> int | None:
+    return session._running.process.pid if session._running else None
+
+
+def twice(folder: Path) -> None:
+    """Two sessions, one after the other."""
+    for rows in (10, 20):
+        spark = start_spark(SessionSpec(folder, conf={"spark.headrace.secret": "not on the command line"}))
+        spark.sparkContext._jvm.java.lang.System.err.println("a word for output.log")
+        tell(rows=spark.range(rows).count(), jvm=jvm(), secret=spark.conf.get("spark.headrace.secret"))
+        stop_spark()
+
+
+def wait(folder: Path) -> None:
+    """A session at work, until somebody ends this process or its standard input."""
+    spark = start_spark(SessionSpec(folder))
+    spark.readStream.format("rate").load().writeStream.format("noop").start()
+    tell(jvm=jvm())
+    sys.stdin.read()
+
+
+def cluster(folder: Path, master: str) -> None:
+    """A table written and read by the executors of another Spark; where they found this package."""
+    spark = start_spark(SessionSpec(folder, master, conf=_SMALL_CLUSTER))
+    table = str(folder / "table")
+    spark.range(0, 1000, 1, 4).selectExpr("id", "id % 7 as kind").write.format("delta").save(table)
+    kinds = spark.read.format("delta").load(table).groupBy("kind").count().orderBy("kind").collect()
+
+    def who(rows: Iterable[int]) -> Iterator[tuple[int, str, int]]:
+        import headrace
+
+        yield os.getpid(), headrace.__file__, sum(rows)
+
+    found = spark.sparkContext.parallelize(range(100), 4).mapPartitions(who).collect()
+    executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
+    tell(kinds=[row["count"] for row in kinds], executors=executors, packages=sorted({file for _, file, _ in found}),
+         total=sum(total for _, _, total in found), here=os.getpid() in {pid for pid, _, _ in found})  # fmt: skip
+    stop_spark()
+
+
+def refused(folder: Path, master: str, *settings: str) -> None:
+    """A session that cannot be had; the error as a user gets it."""
+    try:
+        start_spark(SessionSpec(folder, master, conf=dict(setting.split("=", 1) for setting in settings)))
+    except HeadraceError as error:
+        tell(error=error.problem, why=error.why, code=error.exit_code)
+
+
+if __name__ == "__main__":
+    {"twice": twice, "wait": wait, "cluster": cluster, "refused": refused}[sys.argv[1]](  # type: ignore[operator]
+        Path(sys.argv[2]), *sys.argv[3:]
+    )

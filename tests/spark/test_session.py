@@ -1,0 +1,189 @@
+"""The Spark session and its JVM: what it offers, what it keeps to itself, and that it never stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from headrace.errors import UsageError
+from headrace.pipeline import session
+from headrace.pipeline.session import SessionSpec, start_spark
+from headrace.runtime.process import MARKER, Supervised
+from headrace.runtime.waiting import eventually
+from tests.spark.standalone import standalone
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@contextmanager
+def child(what: str, folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Another Python with a session of its own; whatever happens, it is ended behind the block."""
+    command = [sys.executable, "-m", "tests.spark.session_child", what, str(folder), *words]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=_ROOT
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+_ROOT = Path(__file__).parents[2]
+_PATIENCE_S = 600
+
+
+def told(what: str, folder: Path, *words: str) -> list[dict[str, Any]]:
+    """What the child said on standard output; that it was silent elsewhere."""
+    with child(what, folder, *words) as process:
+        out, err = process.communicate(timeout=_PATIENCE_S)
+    assert err == ""
+    assert process.returncode == 0
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Every process that names a folder below `folder` as its owner."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        if any(word.startswith(f"{MARKER}{folder}") for word in words):
+            found.append(process)
+    return found
+
+
+def test_delta_kafka_and_avro_are_there(spark: SparkSession, tmp_path: Path) -> None:
+    from pyspark.sql.avro.functions import from_avro, to_avro
+
+    table = str(tmp_path / "table")
+    rows = spark.range(100).selectExpr("id", "id % 3 as kind")
+    rows.select(to_avro("id").alias("bytes"), "kind").write.format("delta").save(table)
+    rows.select(to_avro("id").alias("bytes"), "kind").write.format("delta").mode("append").save(table)
+    read = spark.read.format("delta").load(table).select(from_avro("bytes", '"long"').alias("id"), "kind")
+    assert read.count() == 200
+    assert read.where("kind = id % 3").count() == 200
+    assert spark.sql(f"describe history delta.`{table}`").count() == 2
+    assert spark._jvm.org.apache.spark.sql.kafka010.KafkaSourceProvider().shortName() == "kafka"
+
+
+def test_times_are_utc_and_tasks_few(spark: SparkSession) -> None:
+    assert spark.sql("select cast(timestamp '2020-09-10 00:00:00' as long) as at").first()["at"] == 1_599_696_000
+    assert spark.conf.get("spark.sql.shuffle.partitions") == str(len(os.sched_getaffinity(0)))
+
+
+def test_python_functions_run_in_this_python(spark: SparkSession) -> None:
+    found = spark.sparkContext.parallelize([1], 1).map(lambda _: sys.executable).collect()
+    assert found == [sys.executable]
+
+
+def test_the_driver_listens_on_loopback_only(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.authenticate") == "true"
+    listening = [
+        c.laddr.ip.removeprefix("::ffff:")
+        for c in _jvm().net_connections("tcp")
+        if c.status == psutil.CONN_LISTEN and c.laddr
+    ]
+    assert listening
+    assert set(listening) == {"127.0.0.1"}
+
+
+def _jvm() -> psutil.Process:
+    assert session._running is not None
+    process = session._running.process.find()
+    assert process is not None
+    return process
+
+
+def test_one_session_per_process(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has a Spark session already"):
+        start_spark(SessionSpec(tmp_path / "second"))
+    assert spark.range(3).count() == 3
+
+
+def test_a_session_comes_and_goes_and_comes_again(tmp_path: Path) -> None:
+    folder = tmp_path / "spark"
+    first, second = told("twice", folder)
+    assert (first["rows"], second["rows"]) == (10, 20)
+    assert first["jvm"] != second["jvm"]
+    assert first["secret"] == "not on the command line"
+    assert not psutil.pid_exists(first["jvm"])
+    assert not psutil.pid_exists(second["jvm"])
+    assert Supervised(folder).state == "stopped"
+    assert (folder / "output.log").read_text(encoding="utf-8") == "a word for output.log\n"
+    assert (folder / "spark.log").stat().st_mode & 0o077 == 0
+    assert not (folder / "gateway").exists()
+    eventually(lambda: not processes_in(tmp_path), 120)  # a class archive may be in the making
+
+
+def test_the_jvm_dies_with_its_python(tmp_path: Path) -> None:
+    folder = tmp_path / "spark"
+    with child("wait", folder) as process:
+        assert process.stdout
+        jvm = psutil.Process(json.loads(process.stdout.readline())["jvm"])
+        assert "not on the command line" not in " ".join(jvm.cmdline())
+
+        # A second Python may not work in the folder while the first does ...
+        [answer] = told("refused", folder, "local[1]")
+        assert answer["error"] == f"another process runs Spark in {folder}"
+        assert answer["code"] == 3
+
+        process.send_signal(signal.SIGKILL)
+        eventually(lambda: not jvm.is_running(), 60)
+
+    # ... and may when it is dead.
+    with child("wait", folder) as process:
+        assert process.stdout
+        assert json.loads(process.stdout.readline())["jvm"] != jvm.pid
+        process.communicate("", timeout=100)  # the end of the script stops what the script did not stop
+    assert Supervised(folder).state == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem", "why", "code"),
+    [
+        ("spark://127.0.0.1:1", "no Spark master answers at spark://127.0.0.1:1", "127.0.0.1:1: Connection refused", 4),
+        ("spark://nowhere", "'spark://nowhere' is no Spark master", None, 2),
+        ("locl[2]", "'locl[2]' is no Spark master", None, 2),
+        (
+            "local[1] spark.scheduler.mode=MINE", "Spark refuses to start on local[1]",
+            "The value 'MINE' in the config \"spark.scheduler.mode\" is invalid", 2,
+        ),
+        (
+            "local[1] spark.driver.memory=much", "the Spark driver ended while it started",
+            "Invalid maximum heap size: -Xmxmuch", 1,
+        ),
+    ],
+)  # fmt: skip
+def test_what_spark_refuses_is_told_in_one_line(
+    tmp_path: Path, asked: str, problem: str, why: str | None, code: int
+) -> None:
+    [answer] = told("refused", tmp_path / "spark", *asked.split())
+    assert (answer["error"], answer["code"]) == (problem, code)
+    assert (why or "") in (answer["why"] or "")
+    assert not processes_in(tmp_path)
+
+
+@pytest.mark.timeout(_PATIENCE_S)  # six JVMs start from nothing: on a busy machine that takes its time
+def test_a_cluster_of_two_workers(tmp_path: Path) -> None:
+    with standalone(tmp_path / "cluster") as master:
+        [answer] = told("cluster", tmp_path / "spark", master)
+    assert answer["kinds"] == [143, 143, 143, 143, 143, 143, 142]
+    assert answer["executors"] == 2
+    assert answer["total"] == sum(range(100))
+    assert not answer["here"]
+    assert all("headrace.zip" in package for package in answer["packages"])
+    eventually(lambda: not processes_in(tmp_path), 120)
