@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from headrace.cluster import Cluster
 from headrace.pipeline.session import SessionSpec, start_spark, stop_spark
 
 if TYPE_CHECKING:
@@ -21,3 +22,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         yield start_spark(SessionSpec(folder=tmp_path_factory.mktemp("spark") / "driver", conf=SETTINGS))
     finally:
         stop_spark()
+
+
+@pytest.fixture(scope="session")
+def with_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster with a schema registry."""
+    cluster = Cluster(tmp_path_factory.mktemp("registry") / "home", brokers=1, services=("registry",))
+    try:
+        cluster.up()
+        yield cluster
+    finally:
+        cluster.down(wipe=True)

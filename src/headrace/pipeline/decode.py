@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import from_avro
 
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, UsageError
 from headrace.pipeline.declaration import Declaration, Decode
 from headrace.transport.codec.wire import PREFIX_SIZE, VALUE_HEADER
+from headrace.transport.schema_files import read_schema
 
 if TYPE_CHECKING:
-    from headrace.transport.schemas import Registry
+    from headrace.transport.schemas import Kind, Registry, Schema
 
 _CORRUPT = "_corrupt"
 NULL_VALUE = "the value is null"
@@ -135,55 +136,81 @@ def _no_text() -> Column:
     return F.when(F.col("_value").isNull(), NULL_VALUE).when(~F.is_valid_utf8(F.col("_value").cast("string")), NOT_UTF8)
 
 
-class AvroDecoder:
-    """Avro with a registry's ids: each id has a branch of its own, from the writer's schema into the reader's.
+class RegisteredDecoder:
+    """What decoders have in common that go by a registry's ids: which ids they know, and whose fields they make.
 
-    The ids of a topic are few but not known beforehand. A batch with ids that have no branch yet is decoded again
+    The ids of a topic are few but not known beforehand. A batch with ids that are not known yet is decoded again
     after their schemas were fetched; an id that the registry does not know is remembered as such for this run.
     """
+
+    kind: ClassVar[Kind]
 
     def __init__(self, spark: SparkSession, declaration: Declaration, registry: Registry) -> None:
         self._spark = spark
         self._declaration = declaration
         self._registry = registry
-        self._writers: dict[int, str] = {}
+        self._writers: dict[int, Any] = {}
         self._strangers: set[int] = set()
         self._reader = self._reader_schema()
 
+    def compiled(self, schema: Schema) -> Any:
+        """What is kept of a schema in order to decode with it."""
+        raise NotImplementedError
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        """`raw` with `_fields` and `_undecoded`."""
+        raise NotImplementedError
+
     def know_all(self) -> None:
-        """Every version of the subject has a branch: real-time mode cannot learn on the way."""
-        subject = self._subject
-        for number in self._registry.versions(subject):
-            version = self._registry.version(subject, number)
-            self._writers[version.id] = self._whole(version.schema)
+        """Every version of the subject is known: real-time mode cannot learn on the way."""
+        for number in self._registry.versions(self._subject):
+            version = self._registry.version(self._subject, number)
+            self._writers[version.id] = self.compiled(version.schema)
+
+    def learn(self, undecoded: DataFrame) -> bool:
+        strange = undecoded.where(F.col("_reason").startswith(UNKNOWN_SCHEMA)).select("_reason").distinct().limit(1000)
+        ids = {int(row[0].removeprefix(UNKNOWN_SCHEMA)) for row in strange.collect()}
+        learnt = False
+        for number in sorted(ids - self._strangers - set(self._writers)):
+            schema = self._registry.schema(number)
+            if schema is None or schema.kind != self.kind:
+                self._strangers.add(number)
+            else:
+                self._writers[number] = self.compiled(schema)
+                learnt = True
+        return learnt
+
+    def unknown(self) -> Column:
+        """The reason why a frame cannot be opened: it is none, or it names a schema that is not known (yet)."""
+        known = F.col("_head").isin([head_of(number) for number in self._writers])
+        return frame_reason().when(~known, F.concat(F.lit(UNKNOWN_SCHEMA + " "), _id()))
 
     @property
     def _subject(self) -> str:
         return self._declaration.decode.schema or f"{self._declaration.topics[0]}-value"
 
-    def _reader_schema(self) -> str:
-        named = self._declaration.decode.reader
-        if named:
-            path = Path(self._declaration.folder, named)
-            try:
-                return json.dumps(json.loads(path.read_text(encoding="utf-8")))
-            except (OSError, ValueError) as error:
-                raise self._declaration.wrong(
-                    f"the reader schema {named} cannot be read", "decode", why=str(error)
-                ) from None
+    def _reader_schema(self) -> Any:
+        """The fields that are wanted: those of the reader's file, else of the latest version."""
+        given = self._declaration.decode
         try:
+            if given.reader:
+                return self.compiled(read_schema(Path(self._declaration.folder, given.reader), self.kind))
             latest = self._registry.version(self._subject)
-        except HeadraceError as error:
-            if error.exit_code != 2:
-                raise
+        except UsageError as error:
             raise self._declaration.wrong(
-                f"the registry has no subject {self._subject}", "decode", why=error.why,
-                hint='decode = { avro = "SUBJECT" }, or { avro = "SUBJECT", reader = "FILE.avsc" }',
+                error.problem, "decode", why=error.why,
+                hint=f'decode = {{ {given.format} = "SUBJECT" }}, or {{ {given.format} = "SUBJECT", reader = "FILE" }}',
             ) from None  # fmt: skip
-        self._writers[latest.id] = self._whole(latest.schema)
+        self._writers[latest.id] = self.compiled(latest.schema)
         return self._writers[latest.id]
 
-    def _whole(self, schema: Any) -> str:
+
+class AvroDecoder(RegisteredDecoder):
+    """Avro: each id has a branch of its own, from the writer's schema into the reader's, all inside the JVM."""
+
+    kind = "AVRO"
+
+    def compiled(self, schema: Schema) -> str:
         """The schema in one piece: what it refers to stands inside."""
         from headrace.transport.codec.avro import whole
 
@@ -195,26 +222,8 @@ class AvroDecoder:
         for number, writer in sorted(self._writers.items()):
             made = from_avro(F.col("_body"), writer, {"mode": "PERMISSIVE", "avroSchema": self._reader})
             branches = branches.when(F.col("_head") == F.lit(head_of(number)), made)
-        known = F.col("_head").isin([head_of(number) for number in self._writers])
-        reason = (
-            frame_reason()
-            .when(~known, F.concat(F.lit(UNKNOWN_SCHEMA + " "), _id()))
-            .when(F.col("_fields").isNull(), "the bytes are no Avro of the schema that they name")
-        )
+        reason = self.unknown().when(F.col("_fields").isNull(), "the bytes are no Avro of the schema that they name")
         return framed.withColumn("_fields", branches).withColumn("_undecoded", reason).drop("_head", "_body")
-
-    def learn(self, undecoded: DataFrame) -> bool:
-        strange = undecoded.where(F.col("_reason").startswith(UNKNOWN_SCHEMA)).select("_reason").distinct().limit(1000)
-        ids = {int(row[0].removeprefix(UNKNOWN_SCHEMA)) for row in strange.collect()}
-        learnt = False
-        for number in sorted(ids - self._strangers - set(self._writers)):
-            schema = self._registry.schema(number)
-            if schema is None or schema.kind != "AVRO":
-                self._strangers.add(number)
-            else:
-                self._writers[number] = self._whole(schema)
-                learnt = True
-        return learnt
 
 
 def head_of(number: int) -> bytearray:

@@ -61,16 +61,31 @@ class Protobuf:
 
     def _decode_one(self, body: bytes) -> Any:
         from google.protobuf.json_format import MessageToDict
+
+        message = self.parse(body)
+        if isinstance(message, CodecError):
+            return message
+        try:
+            return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        except ValueError as error:  # a time out of range, an Any of an unknown type
+            return CodecError("its bytes do not fit its schema", why=str(error))
+
+    @property
+    def first_message(self) -> Any:
+        """The descriptor of the message that is written."""
+        return self._messages[0]
+
+    def parse(self, body: bytes) -> Any:
+        """The message in the bytes, or the `CodecError` that says why there is none."""
         from google.protobuf.message import DecodeError
 
         try:
             path, at = _indexes(body)
-            kind = (self._reader or self)._message_at(path)
-            message = _class_of(kind)()
+            message = _class_of((self._reader or self)._message_at(path))()
             message.ParseFromString(body[at:])
-            return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
         except (DecodeError, IndexError, ValueError) as error:
             return CodecError("its bytes do not fit its schema", why=str(error))
+        return message
 
     def _message_at(self, path: Sequence[int]) -> Any:
         found = self._messages[path[0]]

@@ -1,0 +1,244 @@
+"""JSON Schema and Protobuf of a registry into rows: every version, every broken record with its reason."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace.cluster import Cluster
+from headrace.errors import ConfigError
+from headrace.pipeline.declaration import Declaration, Decode, Sink
+from headrace.pipeline.decode import Decoder, decoder
+from headrace.transport.codec.schema_codec import compiled
+from headrace.transport.codec.wire import VALUE_HEADER, prefix
+from headrace.transport.schemas import Reference, Registry, Schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Headers = list[tuple[str, bytes]]
+
+_RAW = (
+    "_topic string, _partition int, _offset long, _timestamp timestamp, _timestamp_type int, _key binary, "
+    "_value binary, _headers array<struct<key: string, value: binary>>"
+)
+
+
+@pytest.fixture
+def registry(with_registry: Cluster) -> Iterator[Registry]:
+    with Registry(with_registry.registry) as registry:
+        yield registry
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"topic-{uuid.uuid4().hex[:12]}"
+
+
+def declared(topic: str, decode: Decode) -> Declaration:
+    return Declaration("p", (topic,), (Sink("console", "console"),), decode)
+
+
+class Reader:
+    """A decoder as a run uses it: what it could not decode it may learn about, once, and try again."""
+
+    def __init__(self, spark: SparkSession, made: Decoder) -> None:
+        self.spark = spark
+        self.decoder = made
+
+    def rows(self, *values: bytes | None, headers: Sequence[Headers | None] = ()) -> list[Any]:
+        """Of each value its fields, or the reason why there are none."""
+        given = [
+            ("t", 0, at, datetime(2020, 1, 1, tzinfo=UTC), 0, None, value, headers[at] if headers else None)
+            for at, value in enumerate(values)
+        ]
+        raw = self.spark.createDataFrame(given, _RAW)
+        found = self.decoder.decode(raw)
+        if self.decoder.learn(found.withColumnRenamed("_undecoded", "_reason").where("_reason is not null")):
+            found = self.decoder.decode(raw)
+        assert found.columns == [*raw.columns, "_fields", "_undecoded"]
+        rows = found.orderBy("_offset").collect()
+        assert [row["_value"] for row in rows] == list(values), "the original stays as it was"
+        return [row["_undecoded"] or row["_fields"].asDict(recursive=True) for row in rows]
+
+
+# -- JSON Schema -------------------------------------------------------------------------------------------------------
+
+_ORDER: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "note"],
+    "properties": {
+        "id": {"type": "integer"},
+        "note": {"type": ["string", "null"]},
+        "price": {"oneOf": [{"type": "null"}, {"type": "number"}]},
+        "paid": {"type": "boolean"},
+        "state": {"enum": ["new", "done", None]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "odd `name`.x": {"type": "integer"},
+        "buyer": {"$ref": "#/definitions/person"},
+        "counts": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "any": {"type": ["string", "integer"]},
+        "loose": {"type": "object"},
+    },
+    "definitions": {
+        "person": {
+            "allOf": [
+                {"properties": {"name": {"type": "string"}}},
+                {"properties": {"boss": {"$ref": "#/definitions/person"}}},
+            ]
+        }
+    },
+}  # fmt: skip
+
+
+def as_json(number: int, value: Any) -> bytes:
+    return prefix(number) + json.dumps(value).encode()
+
+
+def test_json_schema(spark: SparkSession, registry: Registry, topic: str) -> None:
+    number = registry.register(f"{topic}-value", Schema(json.dumps(_ORDER), "JSON"))
+    reader = Reader(spark, decoder(spark, declared(topic, Decode("json-schema")), registry))
+    whole = {
+        "id": 2**62, "note": None, "price": 1.5, "paid": True, "state": "new", "tags": ["a", "b"], "odd `name`.x": 3,
+        "buyer": {"name": "Ü", "boss": {"name": "x"}}, "counts": {"a": 1}, "any": 7, "loose": {"k": [1]},
+    }  # fmt: skip
+    good, least = reader.rows(as_json(number, whole), as_json(number, {"id": 1, "unknown": 2}))
+    assert good == {
+        **whole, "buyer": {"name": "Ü", "boss": '{"name":"x"}'}, "any": "7", "loose": '{"k":[1]}',
+    }  # fmt: skip
+    assert least == {**dict.fromkeys(whole), "id": 1}
+
+
+def test_broken_json_has_a_reason(spark: SparkSession, registry: Registry, topic: str) -> None:
+    number = registry.register(f"{topic}-value", Schema(json.dumps(_ORDER), "JSON"))
+    reader = Reader(spark, decoder(spark, declared(topic, Decode("json-schema")), registry))
+    head = prefix(number)
+    broken = {
+        None: "the value is null",
+        b"\0\0": "too short to name a schema",
+        b'{"id": 1}': "the first byte is not 0: not written with a registry",
+        prefix(987_654) + b"{}": "unknown schema id 987654",
+        head + b'{"id": "one"}': "not a JSON object of the declared fields",
+        head + b'{"id": 1': "not a JSON object of the declared fields",
+        head + b'{"id": 1}{"id": 2}': "more than one JSON object, or text around it",
+        head + b'{"note": "\xff"}': "not UTF-8",
+        head + b'{"note": "a"}': "required, and not there: id",
+        head: "not a JSON object of the declared fields",
+    }
+    assert reader.rows(*broken) == list(broken.values())
+
+
+def test_json_of_several_versions_and_in_the_header(spark: SparkSession, registry: Registry, topic: str) -> None:
+    subject = f"{topic}-value"
+    first = {"type": "object", "properties": {"id": {"type": "integer"}}}
+    second = {**first, "properties": {**first["properties"], "name": {"type": "string"}}}  # type: ignore[dict-item]
+    old = registry.register(subject, Schema(json.dumps(first), "JSON"))
+    registry.set_compatibility("NONE", subject)
+    new = registry.register(subject, Schema(json.dumps(second), "JSON"))
+    other = registry.register(f"{topic}-avro", Schema('{"type": "record", "name": "R", "fields": []}'))
+    reader = Reader(spark, decoder(spark, declared(topic, Decode("json-schema")), registry))
+    headers = [None, None, [(VALUE_HEADER, prefix(new))], None]
+    found = reader.rows(
+        as_json(old, {"id": 1}), as_json(new, {"id": 2, "name": "b"}), b'{"id": 3}', as_json(other, {}), headers=headers
+    )
+    assert found == [
+        {"id": 1, "name": None}, {"id": 2, "name": "b"}, {"id": 3, "name": None}, f"unknown schema id {other}"
+    ]  # fmt: skip
+
+
+def test_json_schema_with_references(spark: SparkSession, registry: Registry, topic: str) -> None:
+    shared = {"type": "object", "properties": {"street": {"type": "string"}}}
+    registry.register(f"{topic}-address", Schema(json.dumps(shared), "JSON"))
+    person = {"type": "object", "properties": {"at": {"$ref": "address.json"}}}
+    reference = Reference("address.json", f"{topic}-address", 1)
+    number = registry.register(f"{topic}-value", Schema(json.dumps(person), "JSON", (reference,)))
+    reader = Reader(spark, decoder(spark, declared(topic, Decode("json-schema")), registry))
+    assert reader.rows(as_json(number, {"at": {"street": "x"}})) == [{"at": {"street": "x"}}]
+
+
+@pytest.mark.parametrize("kind", ["json-schema", "protobuf"])
+def test_a_subject_that_does_not_exist(spark: SparkSession, registry: Registry, topic: str, kind: Any) -> None:
+    with pytest.raises(ConfigError, match=f"no subject {topic}-value"):
+        decoder(spark, declared(topic, Decode(kind)), registry)
+
+
+# -- Protobuf ----------------------------------------------------------------------------------------------------------
+
+_V1 = """
+syntax = "proto3";
+package shop;
+import "google/protobuf/timestamp.proto";
+import "google/protobuf/wrappers.proto";
+message Order {
+  int64 id = 1;
+  optional string note = 2;
+  double price = 3;
+  bool paid = 4;
+  State state = 5;
+  repeated string tags = 6;
+  map<string, int32> counts = 7;
+  Person buyer = 8;
+  google.protobuf.Timestamp at = 9;
+  google.protobuf.Int64Value limit = 10;
+  uint64 big = 11;
+  bytes raw = 12;
+  oneof way { string by = 13; int32 line = 14; }
+  enum State { NEW = 0; DONE = 1; }
+}
+message Person { string name = 1; Person boss = 2; repeated Person friends = 3; }
+"""
+_V2 = _V1.replace("bool paid = 4;", "bool paid = 4; string channel = 20;")
+_WHOLE = {
+    "id": str(2**62), "note": "n", "price": 1.5, "paid": True, "state": "DONE", "tags": ["a", "b"], "counts": {"x": 1},
+    "buyer": {"name": "Ü", "boss": {"name": "b"}}, "at": "2020-09-10T06:07:08.123Z", "limit": "5",
+    "big": str(2**64 - 1), "raw": "/wA=", "line": 3,
+}  # fmt: skip
+
+
+def written(schema: Schema, number: int, *values: Any) -> list[bytes]:
+    encoded = compiled(schema, {}).encode(values, prefix(number))
+    assert all(isinstance(value, bytes) for value in encoded), encoded
+    return encoded  # type: ignore[return-value]
+
+
+def test_protobuf(spark: SparkSession, registry: Registry, topic: str) -> None:
+    schema = Schema(_V1, "PROTOBUF")
+    number = registry.register(f"{topic}-value", schema)
+    reader = Reader(spark, decoder(spark, declared(topic, Decode("protobuf")), registry))
+    good, empty = reader.rows(*written(schema, number, _WHOLE, {}))
+    assert good.pop("at").astimezone(UTC) == datetime(2020, 9, 10, 6, 7, 8, 123_000, UTC)
+    assert good == {
+        "id": 2**62, "note": "n", "price": 1.5, "paid": True, "state": "DONE", "tags": ["a", "b"], "counts": {"x": 1},
+        "buyer": {"name": "Ü", "boss": '{"name": "b"}', "friends": []}, "limit": 5, "big": Decimal(2**64 - 1),
+        "raw": bytearray(b"\xff\0"), "by": None, "line": 3,
+    }  # fmt: skip
+    assert empty == {
+        "id": 0, "note": None, "price": 0.0, "paid": False, "state": "NEW", "tags": [], "counts": {}, "buyer": None,
+        "at": None, "limit": None, "big": Decimal(0), "raw": bytearray(), "by": None, "line": None,
+    }  # fmt: skip
+
+
+def test_protobuf_of_several_versions_and_broken_ones(spark: SparkSession, registry: Registry, topic: str) -> None:
+    old = registry.register(f"{topic}-value", Schema(_V1, "PROTOBUF"))
+    new = registry.register(f"{topic}-value", Schema(_V2, "PROTOBUF"))
+    reader = Reader(spark, decoder(spark, declared(topic, Decode("protobuf")), registry))
+    (first,) = written(Schema(_V1, "PROTOBUF"), old, {"id": "1"})
+    (second,) = written(Schema(_V2, "PROTOBUF"), new, {"id": "2", "channel": "web"})
+    person = prefix(new) + b"\x02\x02" + b"\x0a\x01x"  # one index: the second message of the file
+    found = reader.rows(
+        first, second, None, b"\0", b"x" + second, prefix(987_654) + b"\0", second[:-1], prefix(new), person
+    )
+    assert [row["id"] for row in found[:2]] == [1, 2]
+    assert [row["channel"] for row in found[:2]] == ["", "web"]
+    assert found[2:6] == [
+        "the value is null", "too short to name a schema", "the first byte is not 0: not written with a registry",
+        "unknown schema id 987654",
+    ]  # fmt: skip
+    assert all(row.startswith("no Protobuf of the schema that it names") for row in found[6:8])
+    assert found[8] == "a message Person, not Order"
