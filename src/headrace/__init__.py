@@ -1,7 +1,9 @@
 """headrace: a real Kafka cluster, records in and out, and Spark pipelines over it, from Python.
 
-    file or producer ──▶ Kafka cluster ──▶ consumer
-         transport          cluster         transport
+    file or producer ──▶ Kafka cluster ──▶ Spark pipeline ──▶ table, topic
+         transport          cluster           pipeline
+                               │
+                               └──▶ consumer (transport)
 
 The public names are few and load nothing heavy until they are used.
 """
@@ -15,17 +17,19 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from headrace.cluster import Cluster
     from headrace.errors import HeadraceError
+    from headrace.pipeline.pipeline import Pipeline
     from headrace.transport.admin import Admin
     from headrace.transport.consume import consume, consume_arrow
     from headrace.transport.produce import produce
     from headrace.transport.transactions import transaction
 
-__all__ = ["Admin", "Cluster", "HeadraceError", "__version__", "consume", "consume_arrow", "produce", "transaction"]
+__all__ = ["Admin", "Cluster", "HeadraceError", "Pipeline", "__version__", "consume", "consume_arrow", "produce", "transaction"]
 
 _HOMES = {
     "Admin": "headrace.transport.admin",
     "Cluster": "headrace.cluster",
     "HeadraceError": "headrace.errors",
+    "Pipeline": "headrace.pipeline.pipeline",
     "consume": "headrace.transport.consume",
     "consume_arrow": "headrace.transport.consume",
     "produce": "headrace.transport.produce",
