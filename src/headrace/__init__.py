@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     from headrace.transport.produce import produce
     from headrace.transport.transactions import transaction
 
-__all__ = ["Admin", "Cluster", "HeadraceError", "Pipeline", "__version__", "consume", "consume_arrow", "produce", "transaction"]
+__all__ = [
+    "Admin",
+    "Cluster",
+    "HeadraceError",
+    "Pipeline",
+    "__version__",
+    "consume",
+    "consume_arrow",
+    "produce",
+    "transaction",
+]
 
 _HOMES = {
     "Admin": "headrace.transport.admin",
