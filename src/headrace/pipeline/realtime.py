@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace.pipeline import dead_letters, sinks, source
-from headrace.pipeline.decode import AvroDecoder
+from headrace.pipeline.decode import RegisteredDecoder
 from headrace.pipeline.ledger import BatchEntry, SinkCount
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _SINK = {"kafka.linger.ms": "0", "kafka.acks": "all", "kafka.max.request.size": 
 
 def start(run: Run) -> StreamingQuery:
     """The real-time query runs."""
-    if isinstance(run.flow.decoder, AvroDecoder):
+    if isinstance(run.flow.decoder, RegisteredDecoder):
         run.flow.decoder.know_all()
     run.options.say(
         f"realtime writes at least once: after a crash a record may come twice, with the same header {SOURCE_HEADER}"
