@@ -6,8 +6,10 @@ Both sides run the same Kafka on the same Java from the same jars, start in an e
 acks=all write was acknowledged by each of the three brokers with replication factor 3. The clock of headrace runs from
 the start of the command to its end, Python included. The stock side does what Kafka's documents say: format each node
 with the storage tool, one after another, then start all three with the flags of Kafka's own scripts and the values of
-its own server.properties. The two sides take turns, so that a busy machine is busy for both. Memory is proportional
-(PSS: shared pages split among their users), read when the write was acknowledged.
+its own server.properties. The two sides take turns, so that a busy machine is busy for both, and the ratio is taken
+round by round; the machine's load is told because it is part of the figure. CPU seconds are those of the three brokers,
+read when the write was acknowledged, and suffer least from what else runs. Memory is proportional (PSS: shared pages
+split among their users). Python's bytecode is compiled, as an installed package has it.
 """
 
 from __future__ import annotations
@@ -98,7 +100,9 @@ class Start:
 
     seconds: float
     format_seconds: float
+    cpu_seconds: float
     pss_bytes: int
+    load: float
 
 
 @dataclass(frozen=True)
@@ -111,20 +115,25 @@ class Report:
 
     @property
     def ratio(self) -> float:
-        """How many times faster headrace is, by the medians."""
-        return _median(self.stock) / _median(self.headrace)
+        """How many times faster headrace is: the median of the rounds."""
+        pairs = zip(self.stock, self.headrace, strict=True)
+        return statistics.median(stock.seconds / own.seconds for stock, own in pairs)
 
     @property
     def ratio_without_format(self) -> float:
         """The same if the stock side had found formatted folders, while headrace still makes its own."""
-        return statistics.median(s.seconds - s.format_seconds for s in self.stock) / _median(self.headrace)
+        pairs = zip(self.stock, self.headrace, strict=True)
+        return statistics.median((stock.seconds - stock.format_seconds) / own.seconds for stock, own in pairs)
+
+    @property
+    def cpu_ratio(self) -> float:
+        """How many times more CPU the stock brokers took, formatting not counted."""
+        pairs = zip(self.stock, self.headrace, strict=True)
+        return statistics.median(stock.cpu_seconds / own.cpu_seconds for stock, own in pairs)
 
     def to_json(self) -> dict[str, object]:
-        return {**asdict(self), "ratio": self.ratio, "ratio_without_format": self.ratio_without_format}
-
-
-def _median(starts: Sequence[Start]) -> float:
-    return statistics.median(start.seconds for start in starts)
+        ratios = {name: getattr(self, name) for name in ("ratio", "ratio_without_format", "cpu_ratio")}
+        return {**asdict(self), **ratios}
 
 
 def measure(rounds: int) -> Report:
@@ -133,6 +142,9 @@ def measure(rounds: int) -> Report:
     classpath = JarCache(default_cache()).classpath("kafka", java)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
         work = Path(name)
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(work / "bytecode")
+        _headrace(work / "warm", {}, "config")
         first_ever = _headrace_start(work / "first", {"HEADRACE_CACHE": str(_jars_only(work / "cache", classpath))})
         _warm_up(work / "warm")
         ours: list[Start] = []
@@ -152,13 +164,15 @@ def _say(text: str) -> None:
 
 
 def _headrace_start(home: Path, environment: dict[str, str]) -> Start:
+    load = os.getloadavg()[0]
     began = time.monotonic()
     _headrace(home, environment, "up", "--brokers", str(len(_BROKERS)))
     seconds = time.monotonic() - began
     records = [json.loads(file.read_text(encoding="utf-8")) for file in home.glob("broker-*/process.json")]
-    pss = _pss([record["pid"] for record in records])
+    pids = [record["pid"] for record in records]
+    start = Start(seconds, 0.0, _cpu(pids), _pss(pids), load)
     _headrace(home, environment, "down", "--wipe", "--yes")
-    return Start(seconds, 0.0, pss)
+    return start
 
 
 def _headrace(home: Path, environment: dict[str, str], *words: str) -> None:
@@ -183,6 +197,11 @@ def _jars_only(cache: Path, classpath: Sequence[Path]) -> Path:
     return cache
 
 
+def _cpu(pids: Sequence[int]) -> float:
+    times = [psutil.Process(pid).cpu_times() for pid in pids]
+    return sum(taken.user + taken.system for taken in times)
+
+
 def _pss(pids: Sequence[int]) -> int:
     return sum(psutil.Process(pid).memory_full_info().pss for pid in pids)
 
@@ -196,12 +215,14 @@ def _stock_start(folder: Path, java: Java, classpath: Sequence[Path]) -> Start:
     with _reserved(home) as free:
         clients, controllers = free[: len(_BROKERS)], free[len(_BROKERS) :]
         files = [_write_settings(folder, at, clients, controllers) for at in range(len(_BROKERS))]
+        load = os.getloadavg()[0]
         began = time.monotonic()
         _format(folder, files, controllers, java, classpath)
         formatted = time.monotonic()
         with _running(folder, files, java, classpath) as brokers:
             _wait_for_write(",".join(f"127.0.0.1:{port}" for port in clients), brokers)
-            return Start(time.monotonic() - began, formatted - began, _pss([broker.pid for broker in brokers]))
+            seconds, pids = time.monotonic() - began, [broker.pid for broker in brokers]
+            return Start(seconds, formatted - began, _cpu(pids), _pss(pids), load)
 
 
 @contextmanager
@@ -304,10 +325,10 @@ def _wait_for_write(bootstrap: str, brokers: Sequence[subprocess.Popen[bytes]]) 
 def _table(report: Report) -> str:
     formatting = statistics.median(start.format_seconds for start in report.stock)
     rows = [
-        ["three brokers until an acks=all write", "median", "min", "max", "memory"],
+        ["three brokers until an acks=all write", "median", "min", "max", "cpu", "memory", "load"],
         _row("headrace up, warm", report.headrace),
         _row("Kafka as it comes", report.stock),
-        ["  of which the storage tool", f"{formatting:.1f} s", "", "", ""],
+        ["  of which the storage tool", f"{formatting:.1f} s", "", "", "", "", ""],
         _row("headrace up, first ever (jars there)", [report.first_ever]),
     ]
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
@@ -315,15 +336,16 @@ def _table(report: Report) -> str:
         "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
         for row in rows
     ]
-    return "\n".join(
-        [*lines, f"{report.ratio:.1f} times faster ({report.ratio_without_format:.1f} without formatting)"]
-    )
+    words = f"{report.ratio:.1f} times faster ({report.ratio_without_format:.1f} without formatting)"
+    return "\n".join([*lines, f"{words}, {report.cpu_ratio:.1f} times less CPU in the brokers"])
 
 
 def _row(name: str, starts: Sequence[Start]) -> list[str]:
     seconds = [start.seconds for start in starts]
     times = [f"{value:.1f} s" for value in (statistics.median(seconds), min(seconds), max(seconds))]
-    return [name, *times, f"{statistics.median(start.pss_bytes for start in starts) / 1e6:.0f} MB"]
+    cpu, load = (statistics.median(getattr(start, name) for start in starts) for name in ("cpu_seconds", "load"))
+    memory = statistics.median(start.pss_bytes for start in starts) / 1e6
+    return [name, *times, f"{cpu:.1f} s", f"{memory:.0f} MB", f"{load:.1f}"]
 
 
 def main() -> None:

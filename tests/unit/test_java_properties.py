@@ -60,3 +60,12 @@ def test_what_makes_the_node_is_not_the_users_to_set(tmp_path: Path, name: str, 
     with pytest.raises(ConfigError, match=f"{name} is set by headrace") as raised:
         properties(Home(tmp_path), spec, spec.nodes[0], {name: "x"})
     assert raised.value.hint == f"headrace up {flag}"
+
+
+def test_metrics_are_no_jmx_beans_unless_somebody_names_a_reporter(tmp_path: Path) -> None:
+    spec = plan(load(tmp_path / "headrace.toml").cluster)
+    silent = properties(Home(tmp_path), spec, spec.nodes[0], {})
+    assert (silent["metric.reporters"], silent["metrics.jmx.exclude"]) == ("", ".*")
+    told = properties(Home(tmp_path), spec, spec.nodes[0], {"metric.reporters": "a.Reporter"})
+    assert told["metric.reporters"] == "a.Reporter"
+    assert "metrics.jmx.exclude" not in told

@@ -15,6 +15,7 @@ from headrace.transport.admin import Admin, ConfigValue
 # Settings of listeners and plug-ins carry names that only their owner knows.
 _OPEN_PREFIXES = (
     "super.users", "allow.everyone.if.no.acl.found",  # the authorizer's own
+    "metrics.jmx.",  # the JMX reporter's
     "listener.name.", "sasl.", "ssl.", "config.providers.", "rlmm.config.", "rsm.config.",
 )  # fmt: skip
 

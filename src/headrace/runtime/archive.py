@@ -27,9 +27,6 @@ from headrace.runtime.process import MARKER, Supervised, plain_environment
 _KEPT_PER_KIND = 3
 # Java must neither stop nor talk about an archive it cannot use.
 _QUIET = ("-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
-# Java 21 maps an archive at a random address, which means to rewrite every pointer in it: 50 ms of each start, and
-# 20 MB of each process that it could share with the others.
-_IN_PLACE = ("-XX:+UnlockDiagnosticVMOptions", "-XX:ArchiveRelocationMode=0")
 # Only G1 can write objects (the module graph, class mirrors) into an archive; the serial collector can read them.
 _DUMP = ("-Xshare:dump", "-XX:+UseG1GC", "-Xlog:disable")
 
@@ -74,7 +71,7 @@ class ClassArchive:
             flags = [f"-XX:DumpLoadedClassList={class_list}", "-Xlog:cds=off"]
         if self.exists:
             os.utime(self.file)
-            flags += [f"-XX:SharedArchiveFile={self.file}", *_IN_PLACE, *_QUIET]
+            flags += [f"-XX:SharedArchiveFile={self.file}", *_QUIET]
         return flags
 
     def build_in_background(self, class_list: Path, folder: Path) -> bool:
