@@ -14,7 +14,7 @@ NAMES = (
     "iris",
     "transport", "storage", "producers", "concurrent", "keys", "flush", "groups", "transactions",
     "rebalance", "configs", "avro", "upgrade",
-    "customers",
+    "customers", "segments", "controller", "racks", "isr", "producer", "semantics",
 )  # fmt: skip
 
 

@@ -155,17 +155,22 @@ class Workbench:
         replication: int | None = None,
         configs: Mapping[str, str] | None = None,
         *,
+        assignment: Sequence[Sequence[int]] | None = None,
         quietly: bool = False,
     ) -> str:
-        """The topic exists, empty; at the end it is gone."""
+        """The topic exists, empty; at the end it is gone. An assignment names the replicas of each partition."""
         replicas = replication or min(3, len(self.cluster.spec.brokers))
-        wanted = dict(configs or {})
+        wanted = NewTopic(name, partitions, replicas, dict(configs or {}))
+        shape = f"--partitions {partitions} --replication {replicas}"
+        if assignment:
+            wanted = NewTopic(name, configs=wanted.configs, assignment=assignment)
+            shape = "--assignment " + ",".join(":".join(map(str, brokers)) for brokers in assignment)
         if not quietly:
-            settings = "".join(f" --set {key}={value}" for key, value in wanted.items())
-            self.shows(f"headrace topic create {name} --partitions {partitions} --replication {replicas}{settings}")
+            settings = "".join(f" --set {key}={value}" for key, value in wanted.configs.items())
+            self.shows(f"headrace topic create {name} {shape}{settings}")
         if self._may_replace(name) and name in {found.name for found in self.admin.topics()}:
             self.admin.delete_topics([name])
-        self.admin.create_topics([NewTopic(name, partitions, replicas, wanted)])
+        self.admin.create_topics([wanted])
         self.topics.append(name)
         self._tidy.callback(self._drop_topic, name)
         return name

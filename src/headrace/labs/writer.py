@@ -6,6 +6,7 @@ number, whoever reads the topic afterwards can tell what is missing and what is 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -38,15 +39,15 @@ class Writer:
         *,
         rate: float = 200,
         settings: Mapping[str, Any] | None = None,
-        most: int | None = None,
     ) -> None:
         self.topic = topic
         self.sent = 0
         self.sent_at: list[float] = []
         self.acknowledged: dict[int, Acknowledged] = {}
         self.refused: dict[int, str] = {}
+        #: Why it stopped by itself, if it did.
+        self.trouble: str | None = None
         self._rate = rate
-        self._most = most
         self._producer = connection.producer({"message.timeout.ms": 30_000, **(settings or {})})
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"writer of {topic}", daemon=True)
@@ -63,18 +64,30 @@ class Writer:
         self._stop.set()
         self._thread.join()
 
-    def wait(self) -> None:
-        """So many records as were wanted at most have been sent, and it is known what became of each."""
-        self._thread.join()
-
     def _run(self) -> None:
+        try:
+            self._write()
+            while self._producer.flush(1):
+                continue
+        except Exception as error:
+            # An idempotent producer gives up for good when the broker no longer has what it acknowledged.
+            self.trouble = str(error)
+            self._give_up()
+
+    def _write(self) -> None:
         began = time.monotonic()
-        while not self._stop.is_set() and (self._most is None or self.sent < self._most):
+        while not self._stop.is_set():
             self._send(self.sent)
             due = began + self.sent / self._rate
             self._producer.poll(max(0.0, due - time.monotonic()))
-        while self._producer.flush(1):
-            continue
+
+    def _give_up(self) -> None:
+        """What was not sent yet is reported as refused; each call may raise the same error again."""
+        self._producer.purge()
+        deadline = time.monotonic() + 30
+        while len(self._producer) and time.monotonic() < deadline:
+            with contextlib.suppress(Exception):
+                self._producer.poll(0.1)
 
     def _send(self, number: int) -> None:
         def told(error: Any, message: Any) -> None:
@@ -97,11 +110,13 @@ class Writer:
         self.sent_at.append(time.monotonic())
         self.sent += 1
 
-    @property
-    def longest_gap_s(self) -> float:
-        """The longest time between two acknowledgements."""
-        times = sorted(each.at for each in self.acknowledged.values())
-        return max((b - a for a, b in pairwise(times)), default=0.0)
+    def longest_gap_s(self, since: float = 0.0) -> float:
+        """The longest time in which some partition acknowledged nothing, after a moment."""
+        times: dict[int, list[float]] = {}
+        for each in sorted(self.acknowledged.copy().values(), key=lambda one: one.at):
+            if each.at >= since:
+                times.setdefault(each.partition, []).append(each.at)
+        return max((b - a for of_one in times.values() for a, b in pairwise(of_one)), default=0.0)
 
 
 @dataclass(frozen=True)

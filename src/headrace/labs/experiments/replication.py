@@ -58,7 +58,7 @@ def run(lab: Workbench) -> None:
         lab.wait(lab.p.before_s / 2)
     lab.measure("until other brokers led", moved, "s", "after SIGKILL, as clients see it")
     lab.measure("until the ISR had shrunk", shrunk, "s")
-    lab.measure("longest gap between acknowledgements", writer.longest_gap_s, "s")
+    lab.measure("longest gap between acknowledgements", writer.longest_gap_s(), "s")
     lab.measure("until the ISR was whole again", whole, "s", "after the start")
     lab.check("time until other brokers led", at_most(10, "s"), moved, look=f"headrace logs {victim}")
     lab.check("replicas in sync after the death", [2, 2, 2], watch.smallest())

@@ -1,0 +1,174 @@
+"""In sync or not: committed records, lagging replicas, and too few of them.
+
+The ISR of a partition are the replicas that have everything. A record is committed, and can be read, once all of them
+have it: up to the high watermark, and no further. A replica that falls behind for too long leaves the ISR; what is
+written then is committed without it, and when it comes back it copies what it has missed.
+
+min.insync.replicas=2 says that a record for which a producer wants acks=all needs two replicas. With only one left,
+the producer is told NotEnoughReplicas and nothing is written; what was committed can still be read. When a second
+replica is back, writing goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace import consume, produce
+from headrace.cluster.segments import partitions_in, segments_in
+from headrace.labs.expect import at_least, contains
+from headrace.labs.figures import COLOURS, GREY
+from headrace.labs.lab import Lab, Needs, Parameter
+from headrace.labs.workbench import Workbench
+from headrace.labs.writer import Writer
+from headrace.transport.produce import ProduceOptions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def run(lab: Workbench) -> None:
+    # Not the controllers: when two of them are gone, nobody could even tell who is in sync.
+    voters = {node.node_id for node in lab.cluster.spec.voters}
+    replicas = [node.node_id for node in lab.cluster.spec.brokers if node.node_id not in voters][:3]
+    topic = lab.topic("guarded", configs={"min.insync.replicas": "2"}, assignment=[replicas])
+    _lag(lab, topic)
+    _too_few(lab, topic)
+
+
+def _lag(lab: Workbench, topic: str) -> None:
+    lab.step(
+        "A follower is frozen while records are written",
+        "SIGSTOP: it is alive and silent. The ends of the three log files are read from disk meanwhile.",
+    )
+    partition = lab.admin.topic(topic).partitions[0]
+    follower = next(broker for broker in partition.replicas if broker != partition.leader)
+    seen: list[tuple[float, dict[int, int], int]] = []
+    began = time.monotonic()
+
+    def isr() -> int:
+        ends = {broker: _end_on_disk(lab, topic, broker) for broker in sorted(partition.replicas)}
+        seen.append((time.monotonic() - began, ends, len(lab.admin.topic(topic).partitions[0].isr)))
+        return seen[-1][2]
+
+    with Writer(lab.connection, topic, rate=lab.p.rate) as writer:
+        _during(lab, 1.5, isr)
+        lab.shows(f"headrace pause {follower}")
+        lab.cluster.pause(follower)
+        frozen = time.monotonic() - began
+        try:
+            lab.until(lambda: isr() == 2, 60, "the follower's leaving of the ISR", every_s=0.1)
+            left = time.monotonic() - began
+            _during(lab, 1.5, isr)
+            behind = seen[-1][1][partition.leader] - seen[-1][1][follower]
+        finally:
+            lab.shows(f"headrace resume {follower}")
+            lab.cluster.resume(follower)
+        resumed = time.monotonic() - began
+        lab.until(lambda: isr() == 3, 60, "the return into the ISR", every_s=0.1)
+        back = time.monotonic() - began
+        _during(lab, 1.0, isr)
+    lab.measure("until the follower had left the ISR", left - frozen, "s")
+    lab.measure("how far it had fallen behind", behind, "records")
+    lab.measure("until it was back in the ISR", back - resumed, "s", "having copied what it had missed")
+    lab.check("records that it lacked, at least", at_least(lab.p.rate / 4), behind)
+    lab.check("records sent and acknowledged all the while", writer.sent, len(writer.acknowledged))
+    lab.until(lambda: len(set(_ends(lab, topic).values())) == 1, 30, "the same end on all replicas")
+    lab.check("ends of the three log files afterwards", 1, len(set(_ends(lab, topic).values())))
+    lab.figure("lag", "How far each replica's log file reached while one of them was frozen",
+               lambda figure: _draw(figure, seen, (frozen, resumed)))  # fmt: skip
+
+
+def _during(lab: Workbench, seconds: float, look: Callable[[], object]) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        look()
+        lab.wait(0.1)
+
+
+def _too_few(lab: Workbench, topic: str) -> None:
+    lab.step("One replica is left", "The two followers are killed; min.insync.replicas is 2.")
+    before = sum(1 for _ in consume(lab.cluster, topic))
+    place = lab.admin.topic(topic).partitions[0]
+    others = [broker for broker in place.replicas if broker != place.leader]
+    lab.shows(*(f"headrace kill {broker}" for broker in others))
+    for broker in others:
+        lab.cluster.kill(broker)
+    lab.until(lambda: len(lab.admin.topic(topic).partitions[0].isr) == 1, 30, "the shrinking of the ISR")
+    lab.check("replicas in sync", 1, len(lab.admin.topic(topic).partitions[0].isr))
+    reasons: list[str] = []
+    options = ProduceOptions(
+        settings={"message.timeout.ms": int(lab.p.patience_s * 1000)},
+        on_failed=lambda _, record: reasons.append(record.reason),
+    )
+    lab.shows(f"headrace produce {topic} more.txt --acks all")
+    refused = produce(lab.cluster, topic, ["lost 1", "lost 2"], options=options)
+    lab.output(reasons)
+    lab.check("acknowledged with one replica", 0, refused.acknowledged)
+    lab.check("refused", 2, refused.failed)
+    lab.check("what the broker says", contains("NOT_ENOUGH_REPLICAS"), _broker_says(lab, topic))
+    lab.check("what was committed can still be read", before, sum(1 for _ in consume(lab.cluster, topic)))
+
+    lab.step("A second replica comes back")
+    lab.shows(f"headrace start {others[0]}")
+    lab.cluster.start(others[0])
+    lab.until(lambda: len(lab.admin.topic(topic).partitions[0].isr) == 2, 60, "the growing of the ISR")
+    lab.check("acknowledged with two replicas", 1, produce(lab.cluster, topic, ["welcome back"]).acknowledged)
+    values = [(record.value or b"").decode() for record in consume(lab.cluster, topic)]
+    lab.check("records now", before + 1, len(values))
+    lab.check("of those that were refused", 0, sum(value.startswith("lost") for value in values))
+
+
+def _broker_says(lab: Workbench, topic: str) -> str:
+    """The broker's own word for it: a producer that does not retry is told at once."""
+    told: list[str] = []
+    producer = lab.connection.producer({"enable.idempotence": False, "retries": 0, "acks": "all"})
+    producer.produce(
+        topic, "lost 3", on_delivery=lambda error, _: told.append(error.name() if error else "acknowledged")
+    )
+    producer.flush(30)
+    return told[0] if told else "nothing"
+
+
+def _ends(lab: Workbench, topic: str) -> dict[int, int]:
+    return {broker: _end_on_disk(lab, topic, broker) for broker in lab.admin.topic(topic).partitions[0].replicas}
+
+
+def _end_on_disk(lab: Workbench, topic: str, broker: int) -> int:
+    data: Path = lab.cluster.home.node(lab.cluster.name_of(broker)) / "data"
+    found = segments_in(partitions_in(data, topic)[0])
+    return found[-1].next_offset if found else 0
+
+
+def _draw(figure: Figure, seen: list[tuple[float, dict[int, int], int]], marks: tuple[float, float]) -> None:
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    for broker, colour in zip(sorted(seen[0][1]), COLOURS, strict=False):
+        above.plot(
+            [at for at, _, _ in seen], [ends[broker] for _, ends, _ in seen], label=f"broker {broker}", color=colour
+        )
+    below.step([at for at, _, _ in seen], [isr for _, _, isr in seen], where="post", color=GREY)
+    for mark, word in zip(marks, ("frozen", "resumed"), strict=True):
+        for axes in (above, below):
+            axes.axvline(mark, color=GREY, linestyle="--", linewidth=1)
+        above.annotate(word, (mark, 0.02), xycoords=("data", "axes fraction"), xytext=(4, 2),
+                       textcoords="offset points", color=GREY, fontsize=8.5)  # fmt: skip
+    above.set_ylabel("records in the log file")
+    above.legend()
+    below.set_ylabel("in sync")
+    below.set_yticks([2, 3])
+    below.set_ylim(1.7, 3.3)
+    below.set_xlabel("seconds")
+
+
+LAB = Lab(
+    "S4",
+    ("S4.5",),
+    run,
+    needs=Needs(brokers=6, racks=("R1", "R2"), faults=True),
+    parameters=(
+        Parameter("rate", 500, "records a second while a follower is frozen", fast=200),
+        Parameter("patience_s", 4.0, "seconds that the producer tries with one replica", fast=2.0),
+    ),
+)

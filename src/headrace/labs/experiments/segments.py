@@ -1,0 +1,237 @@
+"""Segments: the files that a partition is made of, opened and compared with Kafka's own tool.
+
+A partition is a folder; in it lie segments, each named after the first offset in it. A segment is closed when it is
+large enough or old enough, and a new one begun. Beside each log file lie two indexes: from an offset to a position in
+the file, and from a time to an offset. Records are stored in batches, as the producer sent them.
+
+Everything told here is read from the files by our own reader. Kafka's kafka-dump-log then reads the same files, and
+both must agree batch by batch: offsets, positions, sizes, codec, producer, sequence numbers, checksum.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace import produce
+from headrace.cluster.segments import CODECS, Segment, StoredBatch, checksum_holds, partitions_in, segments_in
+from headrace.labs.expect import at_least
+from headrace.labs.figures import BLUE, ORANGE
+from headrace.labs.kafka_tools import DUMP_LOG, kafka_tool
+from headrace.labs.lab import Lab, Parameter
+from headrace.labs.workbench import Workbench
+from headrace.samples import breadcrumbs
+from headrace.transport.produce import ProduceOptions
+from headrace.transport.transactions import TransactionPlan, produce_in_transactions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Kafka refuses smaller segments.
+_SMALLEST = 1_048_576
+_SMALL_BATCHES = {"batch.size": 16_384}
+
+
+def run(lab: Workbench) -> None:
+    rolled = _roll_by_size(lab)
+    _roll_by_age(lab)
+    packed = _codecs(lab)
+    marked = _transactions(lab)
+    _agrees(lab, [rolled, *packed, marked])
+
+
+def _roll_by_size(lab: Workbench) -> Segment:
+    lab.step(f"A new segment every {_SMALLEST:,} bytes", "The name of each is the offset of its first record.")
+    topic = lab.topic("rolling", configs={"segment.bytes": str(_SMALLEST)})
+    options = ProduceOptions(settings=_SMALL_BATCHES)
+    sent = produce(lab.cluster, topic, breadcrumbs(lab.p.records, lab.seed), options=options)
+    folder = _folder(lab, topic)
+    lab.shows(f"headrace topic segments {topic}", f"ls {topic}-0/")
+    found = segments_in(folder)
+    lab.output(sorted(file.name for file in folder.iterdir()), most=14)
+    rows = [(s.log.name, s.next_offset - 1, s.size_bytes, len(list(s.batches())), len(s.index()), len(s.time_index()))
+            for s in found]  # fmt: skip
+    lab.table("segments", ["file", "last offset", "bytes", "batches", "index entries", "time index entries"], rows)
+    total = sum(segment.size_bytes for segment in found)
+    lab.check("segments", at_least(max(2, total // _SMALLEST)), len(found))
+    lab.check("each is named after its first offset", [s.base_offset for s in found],
+              [next(s.batches()).base_offset for s in found])  # fmt: skip
+    lab.check(
+        "each begins where the one before ends", True, all(b.base_offset == a.next_offset for a, b in pairwise(found))
+    )
+    lab.check("none but the last is larger than it may be", True, all(s.size_bytes <= _SMALLEST for s in found))
+    lab.check("records in all of them", sent.acknowledged, sum(b.records for s in found for b in s.batches()))
+    _indexes(lab, found)
+    return found[0]
+
+
+def _indexes(lab: Workbench, found: list[Segment]) -> None:
+    lab.step(
+        "The indexes", "An offset is looked up as a broker does it: the entry before it, then onwards in the log file."
+    )
+    segment = found[0]
+    lab.table("the first entries", ["offset", "position"], [(e.offset, e.position) for e in segment.index()[:4]])
+    starts = {batch.position: batch for s in found[:1] for batch in s.batches()}
+    lab.check(
+        "every entry points to the beginning of a batch", True, all(e.position in starts for e in segment.index())
+    )
+    lab.check("and that batch holds the offset", True, all(
+        starts[e.position].base_offset <= e.offset <= starts[e.position].last_offset for e in segment.index()
+    ))  # fmt: skip
+    wanted = [lab.random.randrange(found[-1].next_offset) for _ in range(lab.p.lookups)]
+    hits = 0
+    for offset in wanted:
+        holder = [each for each in found if each.base_offset <= offset][-1]
+        batch = holder.find(offset)
+        hits += bool(batch and batch.base_offset <= offset <= batch.last_offset)
+    lab.check(f"{lab.p.lookups} random offsets found through the index", lab.p.lookups, hits)
+    late = [
+        (entry, batch)
+        for entry in segment.time_index()
+        for batch in segment.batches()
+        if batch.base_offset <= entry.offset and batch.max_timestamp_ms > entry.timestamp_ms
+    ]
+    lab.check("time index entries with a younger record before them", 0, len(late))
+
+
+def _roll_by_age(lab: Workbench) -> None:
+    age_ms = int(lab.p.age_s * 1000)
+    lab.step(f"A new segment every {lab.p.age_s:g} s", "A segment is closed by the first record after its time.")
+    topic = lab.topic("ageing", configs={"segment.ms": str(age_ms)})
+    for number in range(lab.p.ages):
+        if number:
+            lab.wait(lab.p.age_s * 1.2)
+        produce(lab.cluster, topic, [f"record {number}"])
+    found = segments_in(_folder(lab, topic))
+    lab.table("segments", ["file", "bytes"], [(segment.log.name, segment.size_bytes) for segment in found])
+    lab.check("segments, one for each record", [f"{n:020}.log" for n in range(lab.p.ages)], [s.log.name for s in found])
+
+
+def _codecs(lab: Workbench) -> list[Segment]:
+    lab.step(
+        "What one record costs",
+        "The same breadcrumbs, compressed by the producer in five ways. Brokers store what they get.",
+    )
+    rows: list[tuple[str, int, float, float]] = []
+    packed: list[Segment] = []
+    for codec in CODECS:
+        topic = lab.topic(f"packed-{codec}", quietly=True)
+        lab.shows(f"headrace produce {topic} bcsample.json --compression {codec}")
+        settings = {"compression.type": codec, "linger.ms": 50}
+        produce(lab.cluster, topic, breadcrumbs(1000, lab.seed), options=ProduceOptions(settings=settings))
+        (segment,) = segments_in(_folder(lab, topic))
+        packed.append(segment)
+        batches = list(segment.batches())
+        plain = sum(segment.plain_bytes(batch) for batch in batches)
+        records = [record for batch in batches for record in segment.records(batch)]
+        lab.check(f"{codec}: codec of the batches", {codec}, {batch.codec for batch in batches})
+        lab.check(f"{codec}: records unpacked", 1000, len(records))
+        lab.check(f"{codec}: batches whose checksum holds", len(batches),
+                  sum(checksum_holds(segment.data(batch), batch) for batch in batches))  # fmt: skip
+        rows.append((codec, segment.size_bytes, plain / segment.size_bytes, segment.size_bytes / len(records)))
+        if codec != "none":
+            lab.check(f"{codec}: smaller than without", at_least(1.5, "times"), plain / segment.size_bytes)
+    lab.table("1,000 breadcrumbs", ["codec", "bytes", "ratio", "bytes a record"], rows)
+    lab.figure("codecs", "Bytes on disk of one breadcrumb, by codec", lambda figure: _draw(figure, rows), height=2.6)
+    return packed
+
+
+def _transactions(lab: Workbench) -> Segment:
+    lab.step("Control batches", "The end of a transaction is a record too: a marker that no consumer is ever given.")
+    topic = lab.topic("marked", quietly=True)
+    plan = TransactionPlan(size=3, commit_probability=0.5, seed=lab.seed)
+    report = produce_in_transactions(lab.cluster, topic, (f"n{n}" for n in range(18)), plan)
+    (segment,) = segments_in(_folder(lab, topic))
+    lab.until(lambda: len(_markers(segment)) == 6, 20, "the writing of the markers")
+    lab.shows(f"headrace topic segments {topic} --batches")
+    rows = [
+        (f"{b.base_offset} to {b.last_offset}", b.records, str(b.producer_id), str(b.producer_epoch),
+         str(b.base_sequence), "control" if b.control else "transactional")
+        for b in list(segment.batches())[:6]
+    ]  # fmt: skip
+    lab.table("the first batches", ["offsets", "records", "producer", "epoch", "sequence", "kind"], rows)
+    outcomes = [transaction.outcome for transaction in report.transactions]
+    lab.check(
+        "markers, in order", [{"committed": "commit", "aborted": "abort"}[o] for o in outcomes], _markers(segment)
+    )
+    lab.check("aborted transactions in the .txnindex", outcomes.count("aborted"), len(segment.aborted()))
+    return segment
+
+
+def _markers(segment: Segment) -> list[str | None]:
+    return [record.control for batch in segment.batches() if batch.control for record in segment.records(batch)]
+
+
+# -- what Kafka's own tool says ---------------------------------------------------------------------------------
+
+_LINE = re.compile(
+    r"baseOffset: (\d+) lastOffset: (\d+) count: (\d+) baseSequence: (-?\d+) lastSequence: -?\d+ producerId: (-?\d+) "
+    r"producerEpoch: (-?\d+) partitionLeaderEpoch: (\d+) isTransactional: (\w+) isControl: (\w+) .*?position: (\d+) "
+    r"(?:CreateTime|LogAppendTime): (\d+) size: (\d+) magic: 2 compresscodec: (\w+) crc: (\d+) isvalid: (\w+)"
+)
+
+
+def _agrees(lab: Workbench, found: list[Segment]) -> None:
+    lab.step("What Kafka's own tool says", "It reads the same files: log files and offset indexes.")
+    files = [file for segment in found for file in (segment.log, segment.log.with_suffix(".index"))]
+    lab.shows("kafka-dump-log.sh --files " + ",".join(f"{file.parent.name}/{file.name}" for file in files))
+    told = kafka_tool(lab.cluster, DUMP_LOG, "--files", ",".join(map(str, files)), timeout_s=180)
+    by_file = dict(re.findall(r"^Dumping (\S+)\n(.*?)(?=^Dumping |\Z)", told, re.MULTILINE | re.DOTALL))
+    lab.check("files that it reads", len(files), len(by_file), look=told[:200])
+    lab.output([line for line in by_file[str(found[0].log)].splitlines() if line.startswith("baseOffset")], most=2)
+    for segment in found:
+        name = segment.log.parent.name
+        theirs = [tuple(words) for words in _LINE.findall(by_file[str(segment.log)])]
+        ours = [_as_told(batch) for batch in segment.batches()]
+        lab.check(f"{name}: batches that it reads", len(ours), len(theirs))
+        differing = [(a, b) for a, b in zip(ours, theirs, strict=False) if a != b]
+        lab.check(f"{name}: batches of which it says something else", 0, len(differing), look=str(differing[:1]))
+        entries = _index_entries(by_file[str(segment.log.with_suffix(".index"))])
+        lab.check(f"{name}: index entries alike", True, entries == [(e.offset, e.position) for e in segment.index()])
+
+
+def _as_told(batch: StoredBatch) -> tuple[str, ...]:
+    facts = (
+        batch.base_offset, batch.last_offset, batch.records, batch.base_sequence, batch.producer_id,
+        batch.producer_epoch, batch.leader_epoch, str(batch.transactional).lower(), str(batch.control).lower(),
+        batch.position, batch.max_timestamp_ms, batch.size_bytes, batch.codec, batch.checksum, "true",
+    )  # fmt: skip
+    return tuple(map(str, facts))
+
+
+def _index_entries(told: str) -> list[tuple[int, int]]:
+    # An index without entries is told as one entry of zeros.
+    found = [(int(offset), int(position)) for offset, position in re.findall(r"offset: (\d+) position: (\d+)", told)]
+    return [entry for entry in found if entry[1]]
+
+
+def _folder(lab: Workbench, topic: str) -> Path:
+    leader = lab.admin.topic(topic).partitions[0].leader
+    return partitions_in(lab.cluster.home.node(lab.cluster.name_of(leader)) / "data", topic)[0]
+
+
+def _draw(figure: Figure, rows: list[tuple[str, int, float, float]]) -> None:
+    axes = figure.subplots()
+    bars = axes.barh(
+        [row[0] for row in rows], [row[3] for row in rows], color=[ORANGE, BLUE, BLUE, BLUE, BLUE], height=0.6
+    )
+    axes.bar_label(bars, [f" {row[3]:.0f} bytes" for row in rows], fontsize=8.5)
+    axes.invert_yaxis()
+    axes.set_xlabel("bytes a record")
+    axes.grid(visible=False, axis="y")
+    axes.margins(x=0.15)
+
+
+LAB = Lab(
+    "S4",
+    ("S4.2",),
+    run,
+    parameters=(
+        Parameter("records", 12_000, "breadcrumbs that fill several segments", fast=7000),
+        Parameter("lookups", 200, "random offsets that are looked up", fast=50),
+        Parameter("age_s", 2.0, "seconds after which a segment is closed", fast=0.5),
+        Parameter("ages", 4, "segments that are made by age", fast=3),
+    ),
+)
