@@ -43,7 +43,7 @@ _HOW_TO_SET_OWN = {
 # compiler thread would compile more, not sooner. The heap is small on purpose: a broker's cache is the system's page
 # cache, not its heap; but young objects have room for a whole start, which else stops five times to collect them.
 _JVM = (
-    "-Xms96m", "-Xmn48m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:CICompilerCount=1",
+    "-Xms96m", "-XX:NewSize=48m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:CICompilerCount=1",
     "-XX:-UsePerfData", "-Xss512k", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true", "-Dfile.encoding=UTF-8",
     # There is but one class loader, so no logger need look for the one it was called from.
     "-Dlog4j2.contextSelector=org.apache.logging.log4j.core.selector.BasicContextSelector",
