@@ -80,7 +80,7 @@ def _independent(value: bytes) -> dict[str, Any] | None:
     try:
         day = _day(text("OPD_DATE"))
         seconds = int(str(text("ACT_TIME"))) if text("ACT_TIME") is not None else None
-        row = {
+        row: dict[str, Any] = {
             "trip": _number(text("EVENT_NO_TRIP")), "vehicle": _number(text("VEHICLE_ID")), "day": day,
             "at": datetime.datetime.combine(day, datetime.time()) + datetime.timedelta(seconds=seconds)
             if day and seconds is not None else None,
@@ -205,7 +205,7 @@ def test_taxi(tmp_path: Path, with_registry: Cluster, spark: SparkSession) -> No
             encoded = Avro(Schema(ride_schema(version)), {}).encode(records, head)
             send(with_registry, topic, encoded)
             rides += records
-    damaged = [b"\0\0\0\xff\xffno such id", b"\1not framed", b"\0\0\0\0", None, encoded[0][:7]]
+    damaged = [b"\0\0\0\xff\xffno such id", b"\1not framed", b"\0\0\0\0", None, bytes(encoded[0])[:7]]  # type: ignore[arg-type]
     send(with_registry, topic, damaged)
     report = shop.run("taxi")
     owed = [ride for ride in rides if ride["total_amount"] < 0]

@@ -57,7 +57,7 @@ class Until:
         if text in {"end", "never"}:
             return cls(text)  # type: ignore[arg-type]
         if kind == "idle":
-            return cls("idle", parse_span(rest) if rest else _IDLE_S)
+            return cls("idle", _IDLE_S if text == "idle" else parse_span(rest))
         if kind == "count" and rest.isdigit():
             return cls("count", int(rest))
         return cls("time", parse_time(text))
