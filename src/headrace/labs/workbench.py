@@ -25,14 +25,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import Failed, HeadraceError
+from headrace.errors import Failed, HeadraceError, Unreachable
 from headrace.labs.expect import holds, shown
 from headrace.labs.result import Entry
 from headrace.runtime.waiting import NotYet, eventually
 from headrace.transport.admin import Admin
 from headrace.transport.client import Connection
 from headrace.transport.groups import Groups
-from headrace.transport.topics import NewTopic
+from headrace.transport.topics import NewTopic, Partition
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -179,6 +179,20 @@ class Workbench:
         with contextlib.suppress(HeadraceError):
             self.admin.delete_topics([name])
 
+    @cached_property
+    def _hasty_admin(self) -> Admin:
+        admin = Admin(self.cluster, timeout_s=1)
+        self._tidy.callback(admin.close)
+        return admin
+
+    def partition(self, topic: str, number: int = 0) -> Partition:
+        """A partition as of now, while brokers may be frozen: whoever does not answer at once is not waited for."""
+        for _ in range(20):
+            self._stop_if_asked()
+            with contextlib.suppress(Unreachable):
+                return self._hasty_admin.topic(topic).partitions[number]
+        return self.admin.topic(topic).partitions[number]
+
     def group(self, name: str) -> str:
         """A group that has neither members nor offsets, of that name if it can be had; at the end it is gone."""
         self._drop_group(name)
@@ -226,7 +240,10 @@ class Workbench:
 
         def asked() -> Any:
             self._stop_if_asked()
-            return condition()
+            try:
+                return condition()
+            except Unreachable:
+                return None  # a broker that was frozen or killed on purpose was asked
 
         try:
             return eventually(asked, within_s, every_s=every_s)

@@ -43,14 +43,14 @@ def _lag(lab: Workbench, topic: str) -> None:
         "A follower is frozen while records are written",
         "SIGSTOP: it is alive and silent. The ends of the three log files are read from disk meanwhile.",
     )
-    partition = lab.admin.topic(topic).partitions[0]
+    partition = lab.partition(topic)
     follower = next(broker for broker in partition.replicas if broker != partition.leader)
     seen: list[tuple[float, dict[int, int], int]] = []
     began = time.monotonic()
 
     def isr() -> int:
         ends = {broker: _end_on_disk(lab, topic, broker) for broker in sorted(partition.replicas)}
-        seen.append((time.monotonic() - began, ends, len(lab.admin.topic(topic).partitions[0].isr)))
+        seen.append((time.monotonic() - began, ends, len(lab.partition(topic).isr)))
         return seen[-1][2]
 
     with Writer(lab.connection, topic, rate=lab.p.rate) as writer:
@@ -91,13 +91,13 @@ def _during(lab: Workbench, seconds: float, look: Callable[[], object]) -> None:
 def _too_few(lab: Workbench, topic: str) -> None:
     lab.step("One replica is left", "The two followers are killed; min.insync.replicas is 2.")
     before = sum(1 for _ in consume(lab.cluster, topic))
-    place = lab.admin.topic(topic).partitions[0]
+    place = lab.partition(topic)
     others = [broker for broker in place.replicas if broker != place.leader]
     lab.shows(*(f"headrace kill {broker}" for broker in others))
     for broker in others:
         lab.cluster.kill(broker)
-    lab.until(lambda: len(lab.admin.topic(topic).partitions[0].isr) == 1, 30, "the shrinking of the ISR")
-    lab.check("replicas in sync", 1, len(lab.admin.topic(topic).partitions[0].isr))
+    lab.until(lambda: len(lab.partition(topic).isr) == 1, 30, "the shrinking of the ISR")
+    lab.check("replicas in sync", 1, len(lab.partition(topic).isr))
     reasons: list[str] = []
     options = ProduceOptions(
         settings={"message.timeout.ms": int(lab.p.patience_s * 1000)},
@@ -114,7 +114,7 @@ def _too_few(lab: Workbench, topic: str) -> None:
     lab.step("A second replica comes back")
     lab.shows(f"headrace start {others[0]}")
     lab.cluster.start(others[0])
-    lab.until(lambda: len(lab.admin.topic(topic).partitions[0].isr) == 2, 60, "the growing of the ISR")
+    lab.until(lambda: len(lab.partition(topic).isr) == 2, 60, "the growing of the ISR")
     lab.check("acknowledged with two replicas", 1, produce(lab.cluster, topic, ["welcome back"]).acknowledged)
     values = [(record.value or b"").decode() for record in consume(lab.cluster, topic)]
     lab.check("records now", before + 1, len(values))
@@ -133,7 +133,7 @@ def _broker_says(lab: Workbench, topic: str) -> str:
 
 
 def _ends(lab: Workbench, topic: str) -> dict[int, int]:
-    return {broker: _end_on_disk(lab, topic, broker) for broker in lab.admin.topic(topic).partitions[0].replicas}
+    return {broker: _end_on_disk(lab, topic, broker) for broker in lab.partition(topic).replicas}
 
 
 def _end_on_disk(lab: Workbench, topic: str, broker: int) -> int:

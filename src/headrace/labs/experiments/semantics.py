@@ -31,7 +31,6 @@ from headrace.labs.figures import BLUE, GREY, ORANGE, RED
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
 from headrace.labs.writer import Account, Writer, account_of
-from headrace.transport.topics import Partition
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -129,7 +128,7 @@ def _run(lab: Workbench, number: int, cell: _Cell, replicas: list[int]) -> _Outc
     if cell.alone:
         configs["unclean.leader.election.enable"] = "true"
     topic = lab.topic(f"semantics-{number}", configs=configs, assignment=[replicas], quietly=True)
-    lab.until(lambda: len(_partition(lab, topic).isr) == 3, 60, "the replicas' being in sync")
+    lab.until(lambda: len(lab.partition(topic).isr) == 3, 60, "the replicas' being in sync")
     settings = " ".join(f"--set {name}={value}" for name, value in cell.settings.items() if name != "acks")
     lab.shows(f"headrace produce {topic} numbers.txt --acks {cell.acks} --rate {lab.p.rate} {settings} &")
     leader, followers = replicas[0], replicas[1:]
@@ -141,11 +140,11 @@ def _run(lab: Workbench, number: int, cell: _Cell, replicas: list[int]) -> _Outc
             _frozen(lab, followers, lab.p.hiccup_s)
             lab.wait(lab.p.between_s)
             _frozen(lab, followers, lab.p.alone_s, at_the_end=lambda: lab.cluster.kill(leader))
-        lab.until(lambda: _partition(lab, topic).leader in followers, 60, "the election of another leader")
+        lab.until(lambda: lab.partition(topic).leader in followers, 60, "the election of another leader")
         lab.wait(lab.p.between_s)
     # The old leader comes back, and cuts off what only it has.
     lab.cluster.start(leader)
-    lab.until(lambda: len(_partition(lab, topic).isr) == 3, 90, "the return of the old leader")
+    lab.until(lambda: len(lab.partition(topic).isr) == 3, 90, "the return of the old leader")
     found = account_of(lab.connection, writer)
     lab.say(f"{cell.name}: {len(found.lost)} lost, {len(found.doubled)} doubled, {len(writer.refused)} refused.")
     if writer.trouble:
@@ -172,16 +171,12 @@ def _leader_alone(lab: Workbench, topic: str, leader: int, followers: list[int])
     try:
         for node in followers:
             lab.cluster.pause(node)
-        lab.until(lambda: _partition(lab, topic).isr == (leader,), 60, "the leader's being alone in sync")
+        lab.until(lambda: lab.partition(topic).isr == (leader,), 60, "the leader's being alone in sync")
         lab.wait(lab.p.between_s)
         lab.cluster.kill(leader)
     finally:
         for node in followers:
             lab.cluster.resume(node)
-
-
-def _partition(lab: Workbench, topic: str) -> Partition:
-    return lab.admin.topic(topic).partitions[0]
 
 
 def _own_duplicates(lab: Workbench) -> None:
