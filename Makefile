@@ -5,13 +5,24 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint docs bench lock clean
+.PHONY: demo test browser lint docs bench lock clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/headrace demo
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev browser
 	$(BIN)/pytest
+
+# The console is tested in a real browser. Whoever may install packages gets one; others are told what is missing.
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 || \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing chromium for the tests of the console"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	else \
+	  echo "the tests of the console need a Chromium: install one (Debian: apt-get install chromium), then repeat" >&2; \
+	  exit 1; \
+	fi
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -49,8 +49,8 @@ _FOLLOW_EVERY_S = 0.2
     "--with",
     "services",
     callback=words,
-    metavar="registry,connect",
-    help="Services beside the brokers; all: every one of them.",
+    metavar="A,B",
+    help="Services beside the brokers: registry, connect, console; all: every one of them.",
 )
 @click.option("--plugins", type=click.Path(path_type=Path), metavar="DIR", help="Plugins of your own for Connect.")
 @everywhere
@@ -158,7 +158,8 @@ def _node_command(name: str, done: str, text: str) -> None:
     """Adds the command `name NODE`, which calls the verb of the same name."""
 
     @cli.command(
-        name, help=f"{text}\n\nNODE: 2, broker-2, controller-1, registry, connect (headrace status lists them)."
+        name,
+        help=f"{text}\n\nNODE: 2, broker-2, controller-1, registry, connect, console (headrace status lists them).",
     )
     @click.argument("node")
     @everywhere

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from nicegui import ui
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from headrace import __version__
@@ -16,7 +17,7 @@ from headrace.console import words
 from headrace.console.desk import Desk
 from headrace.console.pages import brokers, connectors, groups, overview, pipelines, records, schemas, timeline, topics
 from headrace.console.pages import topic as topic_page
-from headrace.console.pieces import Live, attribute, element, flag, link, put, show_state, state
+from headrace.console.pieces import Live, attribute, element, empty, flag, link, page, put, show_state, state
 from headrace.monitor.snapshot import Snapshot
 
 _THEME = "headrace_theme"
@@ -45,6 +46,8 @@ def add_pages(desk: Desk) -> None:
     """The pages of this console, all of them below one frame."""
 
     def frame(request: Request) -> None:
+        if not request.scope.get("headrace.let_in"):
+            raise HTTPException(404)
         _frame(desk, request)
 
     ui.page("/")(frame)
@@ -65,9 +68,12 @@ def _frame(desk: Desk, request: Request) -> None:
     with ui.header(elevated=False).classes("bar"):
         ui.button(icon="menu", on_click=rail.toggle, color=None).props('flat dense round aria-label="Menu"')
         _bar(desk, live, dark)
-    pages = ui.sub_pages(_routes(desk), show_404=False)
+    routes = _routes(desk)
+    pages = _Pages(routes)
     pages.style("width: 100%")
     router = ui.context.client.sub_pages_router
+    if pages.has_404:
+        ui.context.client.status_code = 404
 
     def here(path: str) -> None:
         plain = path.partition("?")[0]
@@ -79,6 +85,14 @@ def _frame(desk: Desk, request: Request) -> None:
 
     router.on_path_changed(here)
     here(router.current_path)
+
+
+class _Pages(ui.sub_pages):
+    """The pages, with words for the one that is not there."""
+
+    def _render_404(self) -> None:
+        with page("There is no such page"):
+            empty("explore_off", "Nothing is here", "The ways to go stand at the left.")
 
 
 def _rail(desk: Desk, live: Live) -> dict[str, ui.element]:

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from html import escape
 from http.cookies import CookieError, SimpleCookie
+from importlib.metadata import version
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -36,8 +37,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 _LARGEST_BODY = 16_000_000
 _SAFE = {"GET", "HEAD", "OPTIONS"}
 # What is the same for everybody and tells nothing: the framework's files, our style sheet, and that we live.
+_FRAMEWORK = re.escape(version("nicegui"))
 _PUBLIC = re.compile(
-    r"/_nicegui/[\w.]+/(static|libraries|components|esm|resources)/|/static/|/favicon\.ico$|/api/health$"
+    rf"/_nicegui/{_FRAMEWORK}/(static|libraries|components|esm|resources)/|/static/|/favicon\.ico$|/api/health$"
 )
 _SOCKET = "/_nicegui_ws/"
 _SCRIPT_TAGS = re.compile(rb'<script(?= type="(?:importmap|module)">| defer src="/_nicegui/|>\s*addStyle = )')
@@ -101,6 +103,8 @@ class Gate:
             await self.app(scope, receive, send)
         else:
             scope["headrace.session"] = asked.cookie(self.access.cookie)
+            # Pages look at this once more: what is open to everybody is never one of them.
+            scope["headrace.let_in"] = not _PUBLIC.match(asked.path)
             await self.app(scope, _bounded(receive), _Dressed(send, asked.headers.get("host", "")))
 
     # -- who may pass -------------------------------------------------------------------------------------------

@@ -38,7 +38,9 @@ _MOST_BYTES = 16_000_000
 _MOST_PAGE_BYTES = 32_000_000
 _SEARCHED_AT_ONCE, _SEARCHED_AT_MOST = 5_000, 200_000
 _SEARCH_S = 4.0
-_READ_PATIENCE_S = 5.0
+_READ_PATIENCE_S = 10.0
+# Somebody waits for this answer: a broker may be busy for longer than a watch would wait for it.
+_ANSWER_WITHIN_S = 8.0
 _TOPIC_KNOWN_S = 3.0
 
 READING: Mapping[str, Any] = {
@@ -70,15 +72,16 @@ class PartitionSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Some records. `looked_at` counts those that were read to find them; `complete` is false if time ended first."""
+    """Some records. `looked_at` counts those that were read to find them; `complete` is false if time ended first.
+
+    Of the `silent` partitions nothing is known: they have no leader that answers.
+    """
 
     records: tuple[BrowsedRecord, ...]
     spans: tuple[PartitionSpan, ...]
     looked_at: int
     complete: bool
-
-
-_NOTHING = Page(records=(), spans=(), looked_at=0, complete=True)
+    silent: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class Browser:
     def __init__(self, where: HasBootstrap | str, look: Look | None = None) -> None:
         self._connection = connect(where)
         self._admin = Admin(self._connection)
-        self._survey = Survey(self._connection, patience_s=3.0)
+        self._survey = Survey(self._connection, patience_s=_ANSWER_WITHIN_S)
         self._fates = Fates(self._survey)
         self.look = look or Look()
         self._lock = threading.Lock()
@@ -178,7 +181,10 @@ class Browser:
                 if number not in known:
                     raise UsageError(f"{query.topic} has no partition {number}", why=f"it has {len(known)}")
             spans = self._spans(topic, wanted)
-            return self._search(topic, query, spans) if spans else _NOTHING
+            silent = tuple(number for number in wanted if number not in spans)
+            if not spans:
+                return Page(records=(), spans=(), looked_at=0, complete=False, silent=silent)
+            return msgspec.structs.replace(self._search(topic, query, spans), silent=silent)
 
     def record(self, topic: str, partition: int, offset: int) -> tuple[BrowsedRecord, bytes | None]:
         """One record with the whole of its value."""
@@ -202,8 +208,20 @@ class Browser:
         start = Start("beginning") if query.start.kind == "end" else query.start
         with self._lock:
             topic = self._topic(query.topic)
-            spans = self._spans(topic, query.partitions or tuple(p.partition for p in topic.partitions))
-            covered = {number: (at, at) for number, at in self._firsts(replace(query, start=start), spans).items()}
+            wanted = query.partitions or tuple(p.partition for p in topic.partitions)
+            spans = self._spans(topic, wanted)
+            silent = [number for number in wanted if number not in spans]
+            if silent:
+                raise Failed(
+                    f"partition {silent[0]} of {query.topic} has no leader that answers, so nothing was exported",
+                    hint=f"headrace topic describe {query.topic}",
+                )
+            firsts = self._firsts(replace(query, start=start), spans)
+        return self._lines(query, spans, {number: (at, at) for number, at in firsts.items()})
+
+    def _lines(
+        self, query: Query, spans: Mapping[int, PartitionSpan], covered: dict[int, tuple[int, int]]
+    ) -> Iterator[bytes]:
         left = query.limit
         while left > 0:
             ranges = _next_ranges(covered, spans, _SEARCHED_AT_ONCE, backwards=False)

@@ -275,6 +275,8 @@ class _Browsing:
             told += f" of {found.looked_at:,} looked at"
             if not found.complete:
                 told += "; time was up: go on with Older or Newer"
+        if found.silent:
+            told += f"; partition {', '.join(map(str, found.silent))} has no leader that answers"
         put(self.summary, told)
         self._log(found)
         pieces.attribute(self.export, "href", self.asked.export(self.topic))
