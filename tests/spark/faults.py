@@ -30,7 +30,7 @@ class Killed:
     victim: int | None = None
 
     def __call__(self, target: Any, chunks: Iterator[Any]) -> Iterator[Any]:
-        armed = target.batch == self.batch
+        armed = target.batch >= self.batch
         setattr(kafka_sink, _WRITER, _dying(self) if armed else MarkedWriter)
         kafka_sink._writers.clear()
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -22,6 +23,7 @@ Isolation = Literal["committed", "uncommitted"]
 
 # Longer than a rebalance takes, shorter than patience lasts.
 _IDLE_S = 10.0
+_CONNECTED_WITHIN_S = 5.0
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
@@ -93,12 +95,17 @@ def look_up(
 
     With isolation "committed" the end is the last stable offset: what a read_committed consumer can reach.
     """
+    from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
     wanted = list(places)
     if at.kind == "offset":
         return dict.fromkeys(wanted, at.value)
     client = make(AdminClient, connection.settings())
+    # librdkafka asks a broker that it is not connected to yet again after one to three seconds only; one time in ten
+    # that is so. Asked for a topic first, it waits until it is connected.
+    with suppress(KafkaException):
+        client.list_topics(wanted[0][0] if wanted else None, timeout=_CONNECTED_WITHIN_S)
     spec = {
         "beginning": OffsetSpec.earliest,
         "end": OffsetSpec.latest,

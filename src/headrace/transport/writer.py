@@ -161,6 +161,11 @@ def initialised(connection: Connection, name: str) -> Any:
     """A producer that has the name for itself; what another one had left open is aborted."""
     settings = {**_TUNED, **connection.properties, **_FIXED, "transactional.id": name}
     producer = connection.producer(settings)
+    # librdkafka looks for the coordinator at once, and if no broker is connected yet, again after half a second. The
+    # first answer may come by a connection that is given up for it, so it is asked twice.
+    with suppress(*_kafka_errors()):
+        for _ in range(2):
+            producer.list_topics("__transaction_state", timeout=_STEP_S)
     _patiently(connection, name, patience_s(connection), lambda: producer.init_transactions(_STEP_S))
     return producer
 
