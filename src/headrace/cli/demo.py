@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import sys
 import tempfile
@@ -10,13 +9,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from headrace.cli.app import App, cli, everywhere
-from headrace.cli.output import counted, say
+from headrace.cli.output import counted, print_table, say
 from headrace.errors import Failed
 
 if TYPE_CHECKING:
@@ -24,16 +24,15 @@ if TYPE_CHECKING:
     from headrace.transport.produce import ProduceReport
 
 _TOPIC = "breadcrumbs"
-_VEHICLES = 40
 
 
 @cli.command()
-@click.option("--records", type=click.IntRange(100), default=20_000, show_default=True, help="Breadcrumbs to send.")
+@click.option("--records", type=click.IntRange(100), default=50_000, show_default=True, help="Breadcrumbs to send.")
 @click.option("--stay/--no-stay", default=None, help="Stay until Ctrl-C. [default: on a terminal]")
 @everywhere
 @click.pass_obj
 def demo(app: App, records: int, stay: bool | None) -> None:
-    """Start three brokers, move records through them, kill one, and say what happened.
+    """A day's bus breadcrumbs through three brokers, one of which is killed, and on through Spark into tables.
 
     On a terminal it stays until Ctrl-C, so that you can look around; without one it ends by itself.
     It leaves nothing running and nothing behind.
@@ -45,6 +44,7 @@ def demo(app: App, records: int, stay: bool | None) -> None:
     stays = sys.stdin.isatty() and sys.stdout.isatty() if stay is None else stay
     try:
         _run(cluster, records)
+        _pipeline(app, cluster, folder)
         if stays:
             _wait_for_interrupt(cluster)
     finally:
@@ -65,7 +65,7 @@ def _run(cluster: Cluster, records: int) -> None:
     admin.create_topics([NewTopic(_TOPIC, partitions=6, replication=3)])
 
     _heading(f"2. {counted(records, 'bus breadcrumb')} into the topic {_TOPIC}: 6 partitions, 3 replicas each")
-    report = produce(cluster, _TOPIC, _breadcrumbs(records), key_field="VEHICLE_ID")
+    report = produce(cluster, _TOPIC, _breadcrumbs(records))
     _show_produced(report)
 
     _heading("3. read by a group of two")
@@ -85,20 +85,11 @@ def _heading(text: str) -> None:
     click.echo(click.style(f"\n{text}", bold=True))
 
 
-def _breadcrumbs(count: int) -> Iterator[dict[str, str]]:
-    """Buses that leave a breadcrumb every five seconds, as the transit agency's files have them: all strings."""
-    draw = random.Random(7)  # noqa: S311 - example data
-    for number in range(count):
-        vehicle, step = number % _VEHICLES, number // _VEHICLES
-        yield {
-            "EVENT_NO_TRIP": str(167_000_000 + vehicle * 1000 + step // 400),
-            "OPD_DATE": "10-SEP-20",
-            "VEHICLE_ID": str(1700 + vehicle),
-            "METERS": str(step * 40 + draw.randint(0, 30)),
-            "ACT_TIME": str(18_000 + step * 5),
-            "GPS_LONGITUDE": f"{-122.6 + draw.uniform(-0.2, 0.2):.6f}",
-            "GPS_LATITUDE": f"{45.5 + draw.uniform(-0.1, 0.1):.6f}",
-        }
+def _breadcrumbs(count: int, seed: int = 7) -> Iterator[Any]:
+    """Breadcrumbs as a transit agency's files have them; one in a hundred is damaged on purpose."""
+    from headrace.samples import breadcrumbs
+
+    return (made.text for made in breadcrumbs(records=count, seed=seed, bad=0.01).made())
 
 
 def _show_produced(report: ProduceReport) -> None:
@@ -142,7 +133,7 @@ def _produce_under_fire(cluster: Cluster, victim: int) -> tuple[ProduceReport, f
     killer.start()
     try:
         options = ProduceOptions(pace=Pace(rate=1000), on_progress=watch)
-        report = produce(cluster, _TOPIC, _breadcrumbs(6000), key_field="VEHICLE_ID", options=options)
+        report = produce(cluster, _TOPIC, _breadcrumbs(6000, seed=8), options=options)
     finally:
         killer.join()
     return report, max(gaps)
@@ -158,6 +149,51 @@ def _check(cluster: Cluster, acknowledged: int) -> None:
     if len(places) != acknowledged:
         raise Failed("the account does not balance", why=f"{acknowledged - len(places):+,} records")
     click.echo(click.style("   nothing lost, nothing doubled", fg="green"))
+
+
+def _pipeline(app: App, cluster: Cluster, folder: Path) -> None:
+    """Every record of the topic through the example's pipeline: rows, speeds, trips, and what became of each."""
+    from headrace.cli.pipeline import LEDGER, ledger_cells
+    from headrace.pipeline.pipeline import Pipeline, example
+    from headrace.pipeline.session import stop_spark
+
+    _heading("6. the pipeline of examples/breadcrumbs: typed, checked, into four Delta tables, on Spark")
+    shutil.copy(example("breadcrumbs"), folder)
+    pipeline = Pipeline.from_file(folder, "breadcrumbs", cluster.home)
+    began = time.monotonic()
+    spark = pipeline.start_session(progress=app.progress)
+    click.echo(f"   Spark {spark.version} is ready after {time.monotonic() - began:.1f} s")
+    try:
+        report = pipeline.run(cluster, once=True, spark=spark, options=_options(app))
+    finally:
+        stop_spark()
+    _heading("7. the ledger: what became of every record")
+    print_table(LEDGER, [ledger_cells(line) for line in report.ledger])
+    rules = pipeline.ledger.by_rule()
+    click.echo("   " + ", ".join(f"{count:,} {outcome} by {rule!r}" for outcome, rule, count in rules[:4]) + ", …")
+    _heading("8. a look at the table of speeds, without Spark")
+    _show_table(folder / "tables" / "speeds")
+
+
+def _show_table(path: Path) -> None:
+    from headrace.pipeline.tables import Query, read_table
+
+    found = read_table(path).head(Query(("trip", "vehicle", "at", "meters", "speed"), None, None, 5))
+    rows = [list(row.values()) for row in found.to_pylist()]
+    print_table(found.schema.names, [[_short(cell) for cell in row] for row in rows])
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    return value.strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(value, datetime) else value
+
+
+def _options(app: App) -> Any:
+    from headrace.cli.pipeline import Display
+    from headrace.pipeline.run import RunOptions
+
+    return RunOptions(say=app.say, on_batch=Display(app).batch)
 
 
 def _wait_for_interrupt(cluster: Cluster) -> None:

@@ -162,7 +162,7 @@ def run(app: App, name: str, once: bool, file: Path | None, master: str | None) 
     began = time.monotonic()
     spark = found.start_session(master, app.progress)
     app.say(f"Spark {spark.version} is ready after {time.monotonic() - began:.1f} s")
-    display = _Display(app)
+    display = Display(app)
     options = RunOptions(Trigger("once") if once else None, say=app.say, on_batch=display.batch, show=_show_rows)
     try:
         begun = found.begin(spark, connection, registry, options)
@@ -178,7 +178,7 @@ def run(app: App, name: str, once: bool, file: Path | None, master: str | None) 
     _show_report(app, report, time.monotonic() - began)
 
 
-class _Display:
+class Display:
     """What a run says while it works: a line that changes on a terminal, a line per batch elsewhere."""
 
     def __init__(self, app: App) -> None:
@@ -216,15 +216,15 @@ def _show_report(app: App, report: RunReport, seconds: float) -> None:
     if app.json:
         print_json({**line.document(), "seconds": round(seconds, 3), "partitions": [_line(x) for x in report.ledger]})
         return
-    print_table(_LEDGER, [_cells(entry) for entry in report.ledger])
+    print_table(LEDGER, [ledger_cells(entry) for entry in report.ledger])
     state = click.style("balanced", fg="green") if line.balanced else click.style("NOT BALANCED", fg="red")
     app.say(f"{counted(line.read, 'record')} read, {state}, {seconds:.1f} s")
 
 
-_LEDGER = ("topic", "partition", "offsets", "read", "written", "dead", "late", "filtered", "duplicate", "balanced")
+LEDGER = ("topic", "partition", "offsets", "read", "written", "dead", "late", "filtered", "duplicate", "balanced")
 
 
-def _cells(line: Any) -> list[object]:
+def ledger_cells(line: Any) -> list[object]:
     span = f"{line.first} to {line.next - 1}" if line.next > line.first else "-"
     counts = [line.read, line.written, line.dead, line.late, line.filtered, line.duplicate]
     return [line.topic, line.partition, span, *[f"{count:,}" for count in counts], "yes" if line.balanced else "NO"]
@@ -345,7 +345,7 @@ def ledger(app: App, name: str, wanted: str | None, by_rule: bool, file: Path | 
     elif by_rule:
         print_table(("outcome", "rule", "records"), [(o, r, f"{n:,}") for o, r, n in book.by_rule(wanted)])
     else:
-        print_table(("run", *_LEDGER), [[line.run, *_cells(line)] for line in lines])
+        print_table(("run", *LEDGER), [[line.run, *ledger_cells(line)] for line in lines])
         for line in chosen:
             ended = duration(line.ended - line.started) if line.ended else "-"
             app.say(f"{line.run}: {line.state}, {line.batches} batches, {line.read:,} read, {ended}")

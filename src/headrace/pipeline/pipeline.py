@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import Unreachable
+from headrace.errors import SetupError, Unreachable
 from headrace.home import FILE, Home
 from headrace.pipeline import declaration as declarations
 from headrace.pipeline.declaration import Declaration, Trigger
@@ -162,6 +162,16 @@ def start_session(
         java_home=runtime.java_home, cache=runtime.cache, ivy_settings=runtime.ivy_settings,
     )  # fmt: skip
     return start_spark(spec)
+
+
+def example(name: str) -> Path:
+    """The headrace.toml of an example: inside the installed package, or beside the sources."""
+    here = Path(__file__).parents[1]
+    places = [here / "examples" / name / FILE, here.parents[1] / "examples" / name / FILE]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise SetupError(f"the example {name} was not found", why=f"looked at {places[0]} and {places[1]}")
+    return found
 
 
 def all_of(file: Path, home: Home) -> list[Pipeline]:
