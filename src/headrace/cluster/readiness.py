@@ -15,7 +15,9 @@ from headrace.cluster.spec import ClusterSpec
 from headrace.errors import HeadraceError, Unreachable
 from headrace.progress import Progress
 from headrace.transport.admin import PROBE_TOPIC, Admin, NewTopic
-from headrace.transport.probe import write_to_all
+from headrace.transport.probe import load_client, write_to_all
+
+_LOOK_EVERY_S = 0.2
 
 
 def wait_until_ready(spec: ClusterSpec, brokers: Sequence[Broker], *, within_s: float, progress: Progress) -> None:
@@ -34,11 +36,15 @@ def _wait_registered(
     spec: ClusterSpec, brokers: Sequence[Broker], admin: Admin, deadline: float, within_s: float
 ) -> None:
     wanted = {node.node_id for node in spec.brokers}
+    load_client()  # now, while there is nothing to do but wait
+    looked = 0.0
     while True:
-        require_alive(brokers)
+        # Rarely: what we take of the two cores, the brokers lack.
+        if time.monotonic() - looked > _LOOK_EVERY_S:
+            require_alive(brokers)
+            looked = time.monotonic()
         # Asking a client before anything listens would start its reconnect back-off.
-        listening = not any(is_free(node.port) for node in spec.brokers)
-        if listening:
+        if not any(is_free(node.port) for node in spec.brokers):
             try:
                 if wanted <= set(admin.live_brokers(timeout_s=1)):
                     return
@@ -46,8 +52,7 @@ def _wait_registered(
                 pass
         if time.monotonic() > deadline:
             raise _late(brokers, admin, within_s)
-        # Rarely at first: what we take of the two cores, the brokers lack.
-        time.sleep(0.02 if listening else 0.1)
+        time.sleep(0.02)
 
 
 def _prove_writes(spec: ClusterSpec, brokers: Sequence[Broker], admin: Admin, deadline: float, within_s: float) -> None:

@@ -8,6 +8,11 @@ from headrace.errors import Failed
 from headrace.transport.client import HasBootstrap, connect
 
 
+def load_client() -> None:
+    """Kafka's client library is in memory: whoever has to wait anyway can have it loaded meanwhile."""
+    import confluent_kafka.admin  # noqa: F401
+
+
 def write_to_all(where: HasBootstrap | str, topic: str, partitions: int, *, within_s: float) -> None:
     """Every partition has taken a record with acks=all; else the error names those that did not and why."""
     reasons = dict.fromkeys(range(partitions), "no answer in time")
