@@ -338,9 +338,9 @@ class TopicAdmin(AdminClients):
         deadline = time.monotonic() + within_s
         everywhere = True
         for address in self.live_brokers().values():
-            one = AdminClients(Connection(address, self.connection.properties), timeout_s=1)
+            one = Connection(address, self.connection.properties)
             try:
-                eventually(partial(_sees, one, seen), deadline - time.monotonic(), every_s=0.01)
+                eventually(partial(_sees, one, seen), deadline - time.monotonic(), every_s=0.02)
             except (NotYet, Unreachable):
                 everywhere = False
         return everywhere
@@ -452,8 +452,9 @@ def _topic(topic: Any) -> Topic:
     )
 
 
-def _sees(one: AdminClients, seen: Callable[[Mapping[str, Any]], bool]) -> bool:
-    return seen(one._metadata().topics)
+def _sees(one: Connection, seen: Callable[[Mapping[str, Any]], bool]) -> bool:
+    # With a client of its own each time: only its first answer is surely that broker's, later ones are anybody's.
+    return seen(AdminClients(one, timeout_s=1)._metadata().topics)
 
 
 def _is_forbidden(error: Any) -> bool:
