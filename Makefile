@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test browser lint docs bench lock clean
+.PHONY: demo test browser labs lint docs bench lock clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/headrace demo
@@ -23,6 +23,10 @@ browser:
 	  echo "the tests of the console need a Chromium: install one (Debian: apt-get install chromium), then repeat" >&2; \
 	  exit 1; \
 	fi
+
+# Every lab with small values and the same checks, on clusters of its own; `lab run all` alone takes the documents' values.
+labs: $(VENV)/.runtime
+	$(BIN)/headrace --home .labs lab run all --profile fast --fresh
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

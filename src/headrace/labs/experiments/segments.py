@@ -1,4 +1,4 @@
-"""Segments: the files that a partition is made of, opened and compared with Kafka's own tool.
+"""Segments: the files of a partition, opened and compared with Kafka's own tool.
 
 A partition is a folder; in it lie segments, each named after the first offset in it. A segment is closed when it is
 large enough or old enough, and a new one begun. Beside each log file lie two indexes: from an offset to a position in

@@ -66,7 +66,7 @@ def run(lab: Workbench) -> None:
 def _clean(lab: Workbench, topic: str) -> None:
     total = lab.p.records * (lab.p.rounds + 1)
     lab.step("Clean by reading", "Everything is read and thrown away; the records stay until retention removes them.")
-    lab.shows(f"headrace topic clean {topic} --read --yes")
+    lab.shows(f"headrace topic clean {topic} --how read")
     lab.check("records read and thrown away", total, lab.admin.clean_topic(topic, how="read").records)
     lab.check("records still there", total, lab.admin.describe(topic).records)
     lab.step("Clean by deleting")

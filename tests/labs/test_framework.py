@@ -1,0 +1,203 @@
+"""What every lab stands on: expectations that can fail, results that can be read back, reports that hold everything."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.cluster import Cluster
+from headrace.errors import UsageError
+from headrace.home import Home
+from headrace.labs import NAMES, Needs, Parameter, every_lab, find_lab
+from headrace.labs import lab as lab_module
+from headrace.labs.expect import anything_but, at_least, at_most, between, contains, holds, one_of, shown
+from headrace.labs.lab import DOCUMENTS, Lab, require_known
+from headrace.labs.report import to_html, to_markdown, write_reports
+from headrace.labs.result import Entry, LabResult, Trouble, kept, result_folder, save
+from headrace.labs.runner import ordered
+from headrace.labs.workbench import Stopped, Workbench
+from tests.conftest import Headrace
+
+
+@pytest.mark.parametrize(
+    ("expected", "good", "bad"),
+    [
+        (3, 3, 4), ("a", "a", "b"), ([1, 2], [1, 2], [2, 1]), (at_most(3), 3, 3.1), (at_least(3), 3, 2.9),
+        (between(1, 2), 1.5, 0.9), (contains("x"), "axb", "ab"), (one_of([1, 2]), 2, 3), (anything_but(1), 2, 1),
+        (at_most(3), 0, None), (True, True, False),
+    ],
+)  # fmt: skip
+def test_expectations_can_fail(expected: Any, good: Any, bad: Any) -> None:
+    assert holds(expected, good)
+    assert not holds(expected, bad)
+
+
+def test_values_are_shown_for_the_eye() -> None:
+    assert shown(12434) == "12,434"
+    assert shown(0.123456) == "0.123"
+    assert shown({3, 1, 20}) == "1, 3, 20"
+    assert shown(True) == "yes"
+    assert shown(None) == "nothing"
+    assert shown([]) == "none"
+    assert str(at_most(3, "s")) == "at most 3 s"
+
+
+def test_every_lab_says_what_it_is_and_where_it_belongs() -> None:
+    labs = every_lab()
+    assert [lab.name for lab in labs] == list(NAMES)
+    for lab in labs:
+        assert lab.document in DOCUMENTS
+        assert lab.rows
+        assert all(row.startswith(f"{lab.document}.") or re.match(r"S\d\.", row) for row in lab.rows)
+        assert 10 < len(lab.title) < 90, lab.name
+        assert len(lab.about) > 200, lab.name
+        for parameter in lab.parameters:
+            assert parameter.says
+            assert parameter.fast is None or type(parameter.fast) is type(parameter.default)
+
+
+def test_an_unknown_lab_has_a_nearest_name() -> None:
+    with pytest.raises(UsageError, match="replicaton"):
+        find_lab("replicaton")
+
+
+def test_parameters_come_from_profile_and_command_line() -> None:
+    lab = find_lab("concurrent")
+    assert lab.values("full", {}).pause_ms == 250
+    assert lab.values("fast", {}).pause_ms == 25
+    assert lab.values("fast", {"pause_ms": "7.5", "records": "3"}).pause_ms == 7.5
+    with pytest.raises(UsageError, match="a float"):
+        lab.values("full", {"pause_ms": "soon"})
+    with pytest.raises(UsageError, match="colour"):
+        require_known([lab], {"colour": "red"})
+    flag = Parameter("flag", False, "")
+    assert (flag.parse("yes"), flag.parse("0")) == (True, False)
+
+
+def test_labs_that_kill_nodes_run_alone_and_services_come_late() -> None:
+    waiting, front, alone = ordered(every_lab())
+    assert {lab.name for lab in waiting} == {"concurrent", "flush", "iris", "transactions"}
+    assert not any(lab.needs.faults for lab in [*waiting, *front])
+    assert [bool(lab.needs.services) for lab in front] == sorted(bool(lab.needs.services) for lab in front)
+    assert {"replication", "controller", "racks", "semantics"} <= {lab.name for lab in alone}
+    # One change of topology at most: a cluster of six brokers is not started twice.
+    sizes = [lab.needs.brokers for lab in alone]
+    assert sizes == sorted(sizes)
+    assert ordered([find_lab("iris")])[1] == [find_lab("iris")]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Workbench:
+    return Workbench("made", Cluster(tmp_path / "none"), SimpleNamespace(), tmp_path / "made")
+
+
+def result_of(bench: Workbench, **more: Any) -> LabResult:
+    made = LabResult("keys", "Title <b>", "About it.\n\n    drawn", "S2", ("S2.F",), "fast", 7, {"n": 1}, **more)
+    made.entries = bench.entries
+    return made
+
+
+def test_a_lab_is_green_only_if_something_was_checked_and_everything_holds(bench: Workbench) -> None:
+    assert result_of(bench).verdict == "red"
+    assert bench.check("sum", 4, 2 + 2)
+    assert result_of(bench).verdict == "green"
+    assert result_of(bench, trouble=Trouble("it broke")).verdict == "red"
+    assert not bench.check("sum", 5, 2 + 2, look="headrace logs 1")
+    red = result_of(bench)
+    assert (red.verdict, red.reason) == ("red", "sum: expected 5, seen 4")
+
+
+def test_an_interrupted_lab_stops_at_the_next_step(tmp_path: Path) -> None:
+    stopping = threading.Event()
+    bench = Workbench("x", Cluster(tmp_path), SimpleNamespace(), tmp_path, stopping=stopping)
+    bench.step("one")
+    stopping.set()
+    for act in (lambda: bench.step("two"), lambda: bench.wait(60), lambda: bench.until(lambda: False, 60, "it")):
+        with pytest.raises(Stopped):
+            act()
+
+
+def test_results_are_kept_and_read_back(bench: Workbench, tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    bench.step("A step", "with a reason")
+    bench.check("a|b", at_most(3), 2)
+    bench.measure("time", 1.25, "s")
+    made = result_of(bench)
+    result_folder(home, "keys").mkdir(parents=True)
+    save(home, made)
+    assert list(kept(home, NAMES)) == [made]
+    stored = json.loads((result_folder(home, "keys") / "result.json").read_text())
+    assert stored["verdict"] == "green"
+
+
+def dots(figure: Any) -> None:
+    figure.subplots().scatter([1, 2, 3], [4, 5, 6])
+
+
+def test_reports_hold_everything_that_was_said(bench: Workbench, tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    folder = result_folder(home, "keys")
+    bench._folder = folder
+    bench.step("Step <1>", "why & how")
+    bench.shows("headrace topic list | wc")
+    bench.output("\n".join(f"line {n}" for n in range(40)), most=3)
+    bench.check("good one", 1, 1)
+    bench.check("bad one", 1, 2, look="headrace logs 2")
+    bench.measure("speed", 123456, "records/s", "of one run")
+    bench.table("rows", ["name", "count"], [("a|b", 1), ("c", None)])
+    bench.figure("dots", "Some dots", dots)
+    made = result_of(bench, logs={"broker-1": "logs/broker-1.log"})
+    markdown = to_markdown([made], lambda _: Path())
+    page = to_html(home, [made])
+    for part in ("good one", "bad one", "headrace logs 2", "123,456 records/s", "line 2", "37 more lines", "Some dots"):
+        assert part in markdown
+        assert part in page
+    assert "Step &lt;1&gt;" in page
+    assert "a\\|b" in markdown
+    assert page.count("data:image/svg+xml;base64,") == 2
+    assert not re.search(r'(src|href|srcset)="(?!#|data:)', page), "the page needs nothing beside itself"
+    assert 'class="pill red"' in page
+    write_pages(home, made)
+
+
+def write_pages(home: Home, made: LabResult) -> None:
+    save(home, made)
+    page = write_reports(home, [made])
+    assert page.read_text().count("<article") == 1
+    assert (result_folder(home, "keys") / "report.md").is_file()
+    assert "keys/dots.light.svg" in (page.parent / "report.md").read_text()
+
+
+def test_pictures_are_the_same_for_the_same_data(bench: Workbench) -> None:
+    bench.figure("first", "x", dots)
+    bench.figure("second", "x", dots)
+    one, two = ((bench._folder / f"{name}.light.svg").read_bytes() for name in ("first", "second"))
+    assert one == two
+    assert (bench._folder / "first.dark.svg").read_bytes() != one
+
+
+def test_the_list_is_for_people_and_for_scripts(run: Headrace) -> None:
+    rows = [json.loads(line) for line in run("lab", "list", "--json").out.splitlines()]
+    assert [row["name"] for row in rows] == list(NAMES)
+    assert all({"name", "document", "rows", "title"} <= set(row) for row in rows)
+    told = run("lab", "list", "keys").out
+    assert "--param records=1000" in told
+    assert "murmur2" in told
+    assert run("lab", "list", "nothing").code == 2
+    assert run("lab", "run", "keys", "--param", "colour=red").code == 2
+    empty = run("lab", "report")
+    assert (empty.code, "no lab was run here yet" in empty.err) == (2, True)
+
+
+def test_needs_and_labs_are_values() -> None:
+    assert Needs() == Needs()
+    made = Lab("S0", ("S0.1",), lambda _: None)
+    assert made.needs.brokers == 3
+    assert lab_module.DOCUMENTS["S0"]
+    assert Entry("say", {"text": "x"}) == Entry("say", {"text": "x"})
