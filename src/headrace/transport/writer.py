@@ -210,6 +210,8 @@ def _error_in(exception: Exception) -> Any:
         return told.args[0]
     if isinstance(told, KafkaError):
         return told
+    if told is None:  # two callbacks failed within one call: confluent-kafka has dropped what they said
+        return KafkaError(KafkaError._FATAL, "the client has given up, and its reason was lost")
     raise exception
 
 
