@@ -40,6 +40,9 @@ EVERY: dict[str, Callable[[Commands], Equal]] = {
     "delete subject": lambda c: c.delete_subject("orders-value"),
     "create connector": lambda c: c.create_connector("lines", {"connector.class": "FileStreamSource", "file": "a b"}),
     "pause connector": lambda c: c.connector("pause", "lines"),
+    "start pipeline": lambda c: c.pipeline("start", "breadcrumbs"),
+    "stop pipeline": lambda c: c.pipeline("stop", "breadcrumbs"),
+    "redrive": lambda c: c.redrive("breadcrumbs", "has a trip", HOSTILE),
     "delete connector": lambda c: c.connector("delete", HOSTILE),
 }
 

@@ -18,8 +18,9 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace import __version__
-from headrace.console import storage
+from headrace.console import pipelines, storage
 from headrace.console.desk import Desk, NewRecord
+from headrace.console.pipelines import DeadLettersView
 from headrace.console.storage import BatchView, SegmentView
 from headrace.errors import Failed, HeadraceError, Unreachable, UsageError
 from headrace.monitor import metrics
@@ -118,6 +119,14 @@ class ConnectorBody(_Body):
 
     name: str
     config: dict[str, str]
+
+
+class RedriveBody(_Body):
+    """Which dead letters are meant; nothing is sent unless `execute`."""
+
+    rules: list[str] = []
+    reasons: list[str] = []
+    execute: bool = False
 
 
 def add_api(app: FastAPI, desk: Desk, csrf: Callable[[Request], str | None]) -> None:
@@ -427,9 +436,31 @@ def _add_beside(router: APIRouter, desk: Desk) -> None:
     _add_schemas(router, desk)
     _add_connectors(router, desk)
 
+    _add_pipelines(router, desk)
+
+
+def _add_pipelines(router: APIRouter, desk: Desk) -> None:
     @router.get("/pipelines", tags=["pipelines"], responses=_described(list[PipelineView], "All pipelines."))
-    def pipelines() -> Response:
+    def pipelines_() -> Response:
         return _json(desk.now.pipelines)
+
+    @router.get(
+        "/pipelines/{name}/dead-letters",
+        tags=["pipelines"],
+        responses=_described(list[DeadLettersView], "Dead letters by rule and reason."),
+    )
+    def dead_letters(name: str) -> Response:
+        return _json(pipelines.dead_letters(desk, name))
+
+    @router.post("/pipelines/{name}/redrive", tags=["pipelines"], summary="Count what would be sent, or send it")
+    def redrive(name: str, body: RedriveBody) -> Response:
+        report = pipelines.send_again(desk, name, body.rules, body.reasons, dry=not body.execute)
+        return _json({**report.document(), "executed": body.execute})
+
+    @router.post("/pipelines/{name}/{verb}", tags=["pipelines"], summary="start or stop")
+    def act(name: str, verb: Literal["start", "stop"]) -> Response:
+        (pipelines.start if verb == "start" else pipelines.stop)(desk, name)
+        return _json({"pipeline": name, "done": verb})
 
 
 def _add_schemas(router: APIRouter, desk: Desk) -> None:

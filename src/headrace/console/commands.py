@@ -304,11 +304,34 @@ class Commands:
 
     # -- pipelines ----------------------------------------------------------------------------------------------
 
-    def pipeline(self, verb: str, name: str) -> Equal:
+    def pipeline(self, verb: str, name: str, file: str = "headrace.toml") -> Equal:
+        """`start` or `stop`."""
+        calls = {
+            "start": f"pipeline.run({self.bootstrap!r})   # here; headrace pipeline start runs it in the background",
+            "stop": "Driver(pipeline.home).stop(pipeline.folder)",
+        }
+        imports = "from headrace.pipeline.pipeline import Pipeline\n"
+        if verb == "stop":
+            imports = "from headrace.pipeline.driver import Driver\n" + imports
         return Equal(
             headrace=_line("headrace", "pipeline", verb, name),
             kafka="# Kafka has no tools for Spark pipelines",
-            python=f"from headrace import Pipeline\n\nPipeline.from_file('headrace.toml', {name!r}).{verb}()",
+            python=f"{imports}\npipeline = Pipeline.from_file({file!r}, {name!r})\n{calls[verb]}",
+        )
+
+    def redrive(self, name: str, rule: str, reason: str) -> Equal:
+        return Equal(
+            headrace=_line("headrace", "pipeline", "redrive", name, "--rule", rule, "--reason", reason),
+            kafka="# Kafka has no tools for dead letters",
+            python="from headrace.pipeline.dead_letters import Wanted, letters\n"
+            "from headrace.pipeline.pipeline import Pipeline\n"
+            "from headrace.pipeline.redrive import redrive\n"
+            "from headrace.transport.client import Connection\n\n"
+            f"connection = Connection({self.bootstrap!r})\n"
+            f"pipeline = Pipeline.from_file('headrace.toml', {name!r})\n"
+            "place = pipeline.folder.dead_letters(pipeline.declaration)\n"
+            f"chosen = Wanted({name!r}, rules=({rule!r},), reasons=({reason!r},))\n"
+            "print(redrive(connection, letters(connection, place, chosen)))",
         )
 
     # -- how they are written -----------------------------------------------------------------------------------

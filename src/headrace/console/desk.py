@@ -94,26 +94,26 @@ class Desk:
         return self.admin.describe(name)
 
     def create_topic(self, topic: NewTopic) -> None:
-        self._change(lambda: self.admin.create_topics([topic]))
+        self.change(lambda: self.admin.create_topics([topic]))
 
     def alter_topic(self, name: str, partitions: int | None, configs: Mapping[str, str | None]) -> None:
-        self._change(lambda: self.admin.alter_topic(name, partitions=partitions, configs=configs))
+        self.change(lambda: self.admin.alter_topic(name, partitions=partitions, configs=configs))
 
     def clean_topic(self, name: str) -> Cleaned:
-        return self._change(
+        return self.change(
             lambda: self.admin.clean_topic(name), told=f"{name} was emptied from the console", topic=name
         )
 
     def delete_topic(self, name: str) -> None:
         if name.startswith("__"):
             raise UsageError(f"{name} is one of Kafka's own topics", why="groups or transactions would be lost with it")
-        self._change(lambda: self.admin.delete_topics([name]))
+        self.change(lambda: self.admin.delete_topics([name]))
 
     # -- records ------------------------------------------------------------------------------------------------
 
     def produce(self, record: NewRecord) -> tuple[int, int]:
         """Partition and offset of the record that was written."""
-        return self._change(lambda: self._deliver(record))
+        return self.change(lambda: self._deliver(record))
 
     def _deliver(self, record: NewRecord) -> tuple[int, int]:
         topic = self.admin.topic(record.topic)
@@ -153,14 +153,14 @@ class Desk:
                 groups.reset(group, plan)
                 return plan
 
-        return self._change(reset, told=f"the offsets of group {group} were reset from the console", group=group)
+        return self.change(reset, told=f"the offsets of group {group} were reset from the console", group=group)
 
     def delete_group(self, group: str) -> None:
         def delete() -> None:
             with Groups(self.target.connection) as groups:
                 groups.delete([group])
 
-        self._change(delete)
+        self.change(delete)
 
     # -- nodes --------------------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class Desk:
         method: Callable[[str], None] = getattr(cluster, verb)
         self._require_writable()
         self.history.add_events([event])
-        self._change(lambda: method(name))
+        self.change(lambda: method(name))
 
     def _cluster(self) -> Cluster:
         if self.target.cluster is None:
@@ -205,16 +205,16 @@ class Desk:
         return self.registry.check(subject, schema)
 
     def register_schema(self, subject: str, schema: Schema) -> int:
-        return self._change(lambda: self.registry.register(subject, schema))
+        return self.change(lambda: self.registry.register(subject, schema))
 
     def set_compatibility(self, subject: str, level: str) -> None:
         if level not in LEVELS:
             raise UsageError(f"{level!r} is no level of compatibility", why=f"there are {', '.join(LEVELS)}")
         chosen: Level = level
-        self._change(lambda: self.registry.set_compatibility(chosen, subject))
+        self.change(lambda: self.registry.set_compatibility(chosen, subject))
 
     def delete_subject(self, subject: str) -> list[int]:
-        return self._change(lambda: self.registry.delete(subject))
+        return self.change(lambda: self.registry.delete(subject))
 
     # -- connectors ---------------------------------------------------------------------------------------------
 
@@ -228,13 +228,13 @@ class Desk:
         return self.connectors.validate(config)
 
     def create_connector(self, name: str, config: Mapping[str, str]) -> ConnectorStatus:
-        return self._change(lambda: self.connectors.create(name, config))
+        return self.change(lambda: self.connectors.create(name, config))
 
     def connector_action(self, verb: str, name: str) -> ConnectorStatus | None:
         if verb not in CONNECTOR_VERBS:
             raise UsageError(f"{verb!r} cannot be done to a connector", why=f"possible: {', '.join(CONNECTOR_VERBS)}")
         method: Callable[[str], ConnectorStatus | None] = getattr(self.connectors, verb)
-        return self._change(lambda: method(name))
+        return self.change(lambda: method(name))
 
     # -- how things change --------------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class Desk:
         if self.read_only:
             raise UsageError("this console is read-only", hint="start it without --read-only to change things here")
 
-    def _change(
+    def change(
         self, change: Callable[[], T], *, told: str | None = None, topic: str | None = None, group: str | None = None
     ) -> T:
         """Does it, if it may be done, and lets the watch look at once."""

@@ -96,9 +96,18 @@ class Looker:
         #: What groups read of each topic per second, in the look that is being composed.
         self._read: dict[str, float] = {}
         self._quorum: SeenQuorum | None = None
+        #: Partitions whose records are dated though no group reads them: pipelines do.
+        self._also_dated: set[TopicPartition] = set()
 
     def everything_is_due(self) -> None:
         self.round = 0
+
+    def age(self, place: TopicPartition, offset: int) -> float | None:
+        """How long ago the record was written; its partition is watched from then on."""
+        self._also_dated.add(place)
+        trail = self._trails.get(place)
+        written = trail.written_at(offset) if trail else None
+        return max(0.0, time.time() - written[0]) if written else None
 
     def look(self, before: Snapshot) -> Snapshot:
         began, at = time.monotonic(), time.time()
@@ -246,7 +255,7 @@ class Looker:
     def _groups(self, at: float, seen: Sequence[SeenGroup], metadata: Metadata) -> dict[str, GroupView]:
         self._read = {}
         views = {group.group: self._group(at, group, metadata) for group in seen}
-        for place in {place for group in seen for place in group.committed or ()}:
+        for place in {place for group in seen for place in group.committed or ()} | self._also_dated:
             end = self.ends.get(place)
             if end is not None:
                 self._trails.setdefault(place, Trail()).add(at, end)

@@ -48,7 +48,8 @@ def _families(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
     yield from _brokers(s)
     yield from _topics(s)
     yield from _groups(s)
-    yield from _beside(s)
+    yield from _connectors(s)
+    yield from _pipelines(s)
 
 
 def _brokers(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
@@ -108,7 +109,7 @@ def _groups(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
     yield "group_committed_offset", "gauge", "Where the group goes on.", [(at, o.committed) for at, o in places]
 
 
-def _beside(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
+def _connectors(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
     connectors = [({"connector": c.name}, c) for c in s.connectors or ()]
     yield (
         "connector_running",
@@ -116,6 +117,9 @@ def _beside(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
         "1 if the connector and all its tasks run.",
         [(at, int(c.state == "RUNNING" and all(t.state == "RUNNING" for t in c.tasks))) for at, c in connectors],
     )
+
+
+def _pipelines(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
     pipelines = [({"pipeline": p.name}, p) for p in s.pipelines]
     yield (
         "pipeline_running",
@@ -123,8 +127,21 @@ def _beside(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
         "1 if the pipeline runs.",
         [(at, int(p.state == "running")) for at, p in pipelines],
     )
-    yield "pipeline_rate", "gauge", "Records per second of the last batch.", [(at, p.rate_per_s) for at, p in pipelines]
+    yield "pipeline_rate", "gauge", "Records per second of late.", [(at, p.rate_per_s) for at, p in pipelines]
     yield "pipeline_batch_seconds", "gauge", "Length of the last batch.", [(at, p.batch_s) for at, p in pipelines]
+    yield (
+        "pipeline_lag_seconds",
+        "gauge",
+        "Age of the oldest record that the pipeline has not read.",
+        [(at, p.lag_s) for at, p in pipelines],
+    )
+    yield "pipeline_state_bytes", "gauge", "Bytes of the state on disk.", [(at, p.state_bytes) for at, p in pipelines]
+    yield (
+        "pipeline_watermark_seconds",
+        "gauge",
+        "Event time up to which windows are closed, since 1970.",
+        [(at, p.watermark_ms / 1000 if p.watermark_ms else None) for at, p in pipelines],
+    )
     yield (
         "pipeline_lag",
         "gauge",
@@ -165,4 +182,4 @@ def _escaped(value: str) -> str:
 
 
 def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.6g}"
+    return str(value) if isinstance(value, int) else f"{value:.12g}"

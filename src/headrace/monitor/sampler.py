@@ -9,30 +9,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from headrace.errors import HeadraceError
 from headrace.monitor.events import Event, changes, owners
 from headrace.monitor.history import History, SeriesKey
 from headrace.monitor.look import EVERY_S, Looker, Target
 from headrace.monitor.neighbours import NeighbourWatch
-from headrace.monitor.snapshot import PipelineView, Snapshot
-from headrace.transport.topics import TopicPartition
-
-#: Reads the pipelines from their files, given the ends of all partitions; needs no Spark.
-PipelineReader = Callable[[Mapping[TopicPartition, int]], Sequence[PipelineView]]
+from headrace.monitor.pipelines import PipelineWatch
+from headrace.monitor.snapshot import Snapshot
 
 
 class Sampler:
     """Makes snapshots until it is stopped. Any thread may read `latest` and wait for the next one."""
 
-    def __init__(self, target: Target, history: History, *, pipelines: PipelineReader = lambda _: ()) -> None:
+    def __init__(self, target: Target, history: History) -> None:
         self.target = target
         self.history = history
+        self.pipelines = PipelineWatch(target.cluster.home, target.connection) if target.cluster else None
         self.neighbours = NeighbourWatch(target.cluster, target.registry, target.connectors)
-        self._read_pipelines = pipelines
         self._looker = Looker(target, self.neighbours)
         self._changed = threading.Condition()
         self._latest = Snapshot(
@@ -50,6 +46,8 @@ class Sampler:
     def start(self) -> None:
         self.history.add_events([Event(at=time.time(), kind="console", level="info", text="the console was started")])
         self.neighbours.start()
+        if self.pipelines:
+            self.pipelines.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -57,6 +55,8 @@ class Sampler:
         self._stopping = True
         self._wake.set()
         self.neighbours.stop()
+        if self.pipelines:
+            self.pipelines.stop()
         if self._thread.is_alive():
             self._thread.join(10)
         self._looker.survey.close()
@@ -65,6 +65,8 @@ class Sampler:
         """Somebody has changed something: the next look is at everything, and soon."""
         self._looker.everything_is_due()
         self.neighbours.look_now()
+        if self.pipelines:
+            self.pipelines.look_now()
         self._wake.set()
 
     def after(self, at: float, within_s: float) -> Snapshot:
@@ -101,12 +103,9 @@ class Sampler:
         return after
 
     def _with_pipelines(self, snapshot: Snapshot) -> Snapshot:
-        ends = self._looker.ends
-        try:
-            found = tuple(self._read_pipelines(ends))
-        except HeadraceError:
+        if self.pipelines is None:
             return snapshot
-        return replace(snapshot, pipelines=found) if found else snapshot
+        return replace(snapshot, pipelines=self.pipelines(snapshot, self._looker.age))
 
     def _stumbled(self, error: Exception) -> None:
         text = f"the console stumbled: {type(error).__name__}: {error}"

@@ -187,13 +187,15 @@ class ConnectorView(View, frozen=True, kw_only=True):
 
 
 class PipelineOffsetView(View, frozen=True, kw_only=True):
-    """How far a pipeline has got in a partition, by its checkpoint."""
+    """How far a pipeline has got in a partition, by its checkpoint. `lost` expired before it was read."""
 
     topic: str
     partition: int
     offset: int | None
     end: int | None
     lag: int | None
+    lag_s: float | None = None
+    lost: int = 0
 
 
 class LedgerView(View, frozen=True, kw_only=True):
@@ -212,21 +214,28 @@ class PipelineView(View, frozen=True, kw_only=True):
     """A Spark pipeline, running or not: all of it is read from its files, so a stopped one has a lag too."""
 
     name: str
-    state: Literal["running", "stopped", "failed"]
+    state: Literal["running", "waiting", "stopped", "failed", "never run"]
     sources: tuple[str, ...]
     sinks: tuple[str, ...]
     trigger: str | None = None
+    #: Where records go that cannot be used: `topic …` or `table …`.
     dead_letters: str | None = None
     steps: tuple[str, ...] = ()
     offsets: tuple[PipelineOffsetView, ...] = ()
     lag: int | None = None
+    lag_s: float | None = None
     rate_per_s: float | None = None
-    batch_s: float | None = None
+    catch_up_s: float | None = None
     batch: int | None = None
+    batch_s: float | None = None
+    batch_records: int | None = None
+    batch_ended: float | None = None
+    #: What the stateful operators hold on disk, and the event time that they have closed their windows up to.
     state_bytes: int | None = None
-    watermark: str | None = None
+    watermark_ms: int | None = None
     ledger: LedgerView | None = None
     problem: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class Totals(View, frozen=True, kw_only=True):

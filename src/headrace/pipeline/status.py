@@ -10,6 +10,7 @@ are. Nothing here starts a JVM or changes anything.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -242,7 +243,7 @@ def _partitions(
     try:
         found = extents(connection, declaration.topics, isolation)
         _warn_of_topics(found, folder, warnings)
-        made = [_partition(place, found, declaration, position) for place in _places(found, position)]
+        made = partitions_of(found, declaration, position)
         behind = {(p.topic, p.partition): _first_unread(p) for p in made if p.lag}
         following = next_records(connection, behind, isolation)
     except Unreachable as error:
@@ -252,13 +253,16 @@ def _partitions(
     return tuple(_aged(p, found[p.topic], following.get((p.topic, p.partition)), now) for p in made)
 
 
-def _places(found: dict[str, TopicExtent | None], position: Offsets) -> list[Place]:
+def partitions_of(
+    found: Mapping[str, TopicExtent | None], declaration: Declaration, position: Offsets
+) -> list[PartitionStatus]:
+    """How far the position is behind what the topics hold, also in partitions that were not read yet."""
     there = {(name, number) for name, extent in found.items() if extent for number in extent.partitions}
-    return sorted(there | set(position))
+    return [_partition(place, found, declaration, position) for place in sorted(there | set(position))]
 
 
 def _partition(
-    place: Place, found: dict[str, TopicExtent | None], declaration: Declaration, position: Offsets
+    place: Place, found: Mapping[str, TopicExtent | None], declaration: Declaration, position: Offsets
 ) -> PartitionStatus:
     extent = found.get(place[0])
     begin = extent.begins.get(place[1]) if extent else None

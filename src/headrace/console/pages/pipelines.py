@@ -1,4 +1,4 @@
-"""Pipelines: the flow drawn; rate, lag by partition, batch time, state, watermark; ledger; start and stop.
+"""Pipelines: the flow drawn; rate, lag by partition, batch time, state, watermark; ledger; dead letters with redrive.
 
 Everything is read from the pipelines' files, so a stopped one shows its lag too.
 """
@@ -6,35 +6,54 @@ Everything is read from the pipelines' files, so a stopped one shows its lag too
 from __future__ import annotations
 
 import time
+from functools import partial
 
-from headrace.console import words
+from nicegui import ui
+
+from headrace.console import pipelines, words
 from headrace.console.charts import VIOLET, Line, TimeChart
 from headrace.console.desk import Desk
 from headrace.console.pieces import (
+    EqualPanel,
     Live,
     State,
     Tile,
+    Verdict,
+    attempt,
     box,
+    button,
     card,
+    dialog,
     element,
     empty,
     page,
+    pairs,
     put,
     show_state,
     state,
     topic_href,
-)  # fmt: skip
+)
+from headrace.console.pipelines import DeadLettersView
 from headrace.console.tables import Column, Row, Table
-from headrace.monitor.snapshot import PipelineView, Snapshot
+from headrace.errors import HeadraceError
+from headrace.monitor.snapshot import LedgerView, PipelineView, Snapshot
 
-_STATES: dict[str, State] = {"running": "good", "stopped": "none", "failed": "bad"}
+_STATES: dict[str, State] = {
+    "running": "good",
+    "waiting": "warn",
+    "stopped": "none",
+    "never run": "none",
+    "failed": "bad",
+}
 _OFFSETS = (
     Column("topic", "Topic", "name"),
     Column("partition", "Partition", "number"),
     Column("offset", "Offset", "number"),
     Column("end", "End", "number"),
-    Column("lag", "Lag", "number"),
+    Column("lag", "Lag", "meter"),
+    Column("late", "Behind", "number", wide=True),
 )
+_OUTCOMES = ("read", "written", "dead", "late", "filtered", "duplicate")
 
 
 def show(desk: Desk) -> None:
@@ -42,8 +61,10 @@ def show(desk: Desk) -> None:
     with page("Pipelines") as side:
         with side:
             element("a", "link", "JSON", href="/api/pipelines", target="_blank")
-        nothing = empty("account_tree", "No pipelines yet", "Declare one in headrace.toml, [pipelines.NAME]; then:",
-                        "headrace pipeline start NAME")  # fmt: skip
+        nothing = empty(
+            "account_tree", "No pipelines yet", "Declare one in headrace.toml, [pipelines.NAME]; then:",
+            "headrace pipeline start NAME",
+        )  # fmt: skip
         place = element("div", "stack")
     cards: dict[str, _Card] = {}
 
@@ -68,69 +89,229 @@ class _Card:
         self.pipeline = pipeline
         with card(pipeline.name) as made:
             self._problem = element("div", "problem", "")
+            self._warnings = element("div", "complaints", "", style="white-space: pre-line")
             _flow(pipeline)
-            with box("tiles", "div"):
+            with box("tiles"):
                 self._rate, self._lag = Tile("Reads", spark=True), Tile("Lag", spark=True)
-                self._batch, self._ledger = Tile("Last batch"), Tile("Ledger")
-                self._state_size = Tile("State")
+                self._behind, self._batch = Tile("Behind"), Tile("Last batch")
+                self._ledger, self._dead = Tile("Ledger"), Tile("Dead letters")
+                self._kept, self._watermark = Tile("State"), Tile("Watermark")
             with box("columns"):
-                self._chart = TimeChart("count", label="Lag over time")
+                with box("stack tight"):
+                    self._chart = TimeChart("count", label="Lag over time")
+                    self._account = element("div", "muted", "")
                 self._offsets = Table(_OFFSETS, self._rows, key="place", sort="topic")
+        made.style("gap: 12px")
         with made.default_slot.children[0]:
             self._state = state("", "none")
+            with element("span", "side"):
+                button("Dead letters", self._letters, icon="mark_email_unread")
+                self._start = button("Start", partial(self._act, "start"), kind="primary", icon="play_arrow")
+                self._stop = button("Stop", partial(self._act, "stop"), icon="stop")
 
     def _rows(self) -> list[Row]:
+        most = max((o.lag or 0 for o in self.pipeline.offsets), default=0) or 1
         return [
             {
-                "place": f"{o.topic}/{o.partition}", "topic": o.topic, "_topic": f"{o.topic} {o.partition:06d}",
-                "partition": o.partition, "offset": words.count(o.offset), "end": words.count(o.end),
-                "lag": words.count(o.lag), "_lag": o.lag,
+                "place": f"{o.topic}/{o.partition}",
+                "topic": o.topic,
+                "_topic": f"{o.topic} {o.partition:06d}",
+                "partition": o.partition,
+                "offset": words.count(o.offset),
+                "_offset": o.offset,
+                "end": words.count(o.end),
+                "_end": o.end,
+                "lag": words.count(o.lag),
+                "_lag": o.lag,
+                "lag_share": round(100 * (o.lag or 0) / most),
+                "late": words.span(o.lag_s),
+                "_late": o.lag_s,
             }
             for o in self.pipeline.offsets
-        ]  # fmt: skip
+        ]
 
     def show(self, pipeline: PipelineView) -> None:
         self.pipeline = pipeline
         show_state(self._state, pipeline.state, _STATES[pipeline.state])
         put(self._problem, pipeline.problem or "")
         self._problem.set_visibility(bool(pipeline.problem))
+        put(self._warnings, "\n".join(pipeline.warnings[:6]))
+        self._warnings.set_visibility(bool(pipeline.warnings))
         self._rate.show(words.rate(pipeline.rate_per_s), pipeline.trigger or "")
-        self._lag.show(words.short_count(pipeline.lag), "records to read")
-        number = f"batch {pipeline.batch:,}" if pipeline.batch is not None else ""
-        self._batch.show(words.span(pipeline.batch_s), number)
-        self._state_size.show(words.size(pipeline.state_bytes), f"watermark {pipeline.watermark or words.DASH}")
-        ledger = pipeline.ledger
-        if ledger:
-            told = f"{ledger.read:,} read, {ledger.written:,} written, {ledger.dead:,} dead"
-            self._ledger.show(
-                "balances" if ledger.balanced else "does not balance", told, "" if ledger.balanced else "bad"
-            )
+        catch_up = f"caught up in {words.span(pipeline.catch_up_s)}" if pipeline.catch_up_s else "records to read"
+        self._lag.show(words.short_count(pipeline.lag), catch_up)
+        self._behind.show(words.span(pipeline.lag_s), "since the first unread was written")
+        number = f"batch {pipeline.batch:,}" if pipeline.batch is not None else "none yet"
+        ended = f", {words.ago(pipeline.batch_ended)}" if pipeline.batch_ended else ""
+        self._batch.show(words.span(pipeline.batch_s), number + ended)
+        self._show_state_kept(pipeline)
+        self._show_ledger(pipeline.ledger)
         self._offsets.refresh()
+        runs = pipeline.state in {"running", "waiting"}
+        self._start.set_visibility(not runs and not self.desk.read_only)
+        self._stop.set_visibility(runs and not self.desk.read_only)
         since = time.time() - 900
         lag = self.desk.history.series("pipeline", pipeline.name, "lag", since=since)
         self._chart.show([Line("lag", lag, VIOLET)], 900)
         self._lag.trace(lag)
         self._rate.trace(self.desk.history.series("pipeline", pipeline.name, "rate", since=since, most=60))
 
+    def _show_state_kept(self, pipeline: PipelineView) -> None:
+        """Only of pipelines that keep state between batches, or close windows."""
+        self._kept.show(words.size(pipeline.state_bytes), "kept between batches")
+        self._kept.box.set_visibility(pipeline.state_bytes is not None)
+        if pipeline.watermark_ms is not None:
+            self._watermark.show(words.short_moment(pipeline.watermark_ms), "event time; what is older is late")
+        self._watermark.box.set_visibility(pipeline.watermark_ms is not None)
+
+    def _show_ledger(self, ledger: LedgerView | None) -> None:
+        if ledger is None:
+            return
+        told = f"{ledger.read:,} read, {ledger.written:,} written"
+        self._ledger.show("balances" if ledger.balanced else "does not balance", told, "" if ledger.balanced else "bad")
+        self._dead.show(words.count(ledger.dead + ledger.late), f"{ledger.dead:,} dead, {ledger.late:,} late")
+        account = ", ".join(f"{getattr(ledger, outcome):,} {outcome}" for outcome in _OUTCOMES)
+        put(self._account, f"Of all runs: {account}")
+
+    def _act(self, verb: str) -> None:
+        name = self.pipeline.name
+        with dialog(f"{verb.capitalize()} {name}?") as asking:
+            element(
+                "div",
+                text="It runs in the background, in one Spark driver with the others."
+                if verb == "start"
+                else "It ends after the batch at work, and goes on from there the next time.",
+            )
+            EqualPanel(self.desk.commands.pipeline(verb, name))
+            verdict = Verdict()
+            with element("div", "row end"):
+                button("Cancel", asking.close)
+                act = button(verb.capitalize(), kind="primary")
+
+        async def run() -> None:
+            act.props("loading")
+            work = pipelines.start if verb == "start" else pipelines.stop
+            result = await attempt(lambda: work(self.desk, name))
+            act.props(remove="loading")
+            if isinstance(result, HeadraceError):
+                verdict.problem(result)
+                return
+            asking.close()
+            ui.notify(f"{name}: {verb} is done", type="positive", position="bottom-right")
+
+        act.on("click", run)
+
+    async def _letters(self) -> None:
+        await show_letters(self.desk, self.pipeline)
+
 
 def _flow(pipeline: PipelineView) -> None:
-    """Sources, what is done, and sinks, from left to right."""
+    """Sources, what is done, and sinks, from left to right; the dead letters leave by another door."""
     with element("div", "flow"):
-        for topic in pipeline.sources:
-            with element("a", "stop link", href=topic_href(topic)):
-                element("div", "kind", "topic")
-                element("div", text=topic)
+        with element("div", "stack tight"):
+            for topic in pipeline.sources:
+                with element("a", "stop link", href=topic_href(topic)):
+                    element("div", "kind", "topic")
+                    element("div", text=topic)
         for step in pipeline.steps:
             element("div", "arrow", "→")
+            verb, _, rest = step.partition(" ")
             with element("div", "stop"):
-                element("div", "kind", "step")
-                element("div", text=step)
+                element("div", "kind", verb)
+                element("div", text=rest or verb)
         element("div", "arrow", "→")
-        for sink in pipeline.sinks:
-            with element("div", "stop"):
-                element("div", "kind", "into")
-                element("div", text=sink)
+        with element("div", "stack tight"):
+            for sink in pipeline.sinks:
+                _stop(sink)
         if pipeline.dead_letters:
-            with element("a", "stop link", href=topic_href(pipeline.dead_letters)):
-                element("div", "kind", "dead letters")
-                element("div", text=pipeline.dead_letters)
+            element("div", "arrow", "⤷")
+            with element("div", "stack tight"):
+                _stop(pipeline.dead_letters, "dead letters: ")
+
+
+def _stop(text: str, before: str = "") -> None:
+    kind, _, target = text.partition(" ")
+    with element("div", "stop"):
+        element("div", "kind", before + kind)
+        element("div", text=target.rsplit("/", 1)[-1] if kind != "topic" else target)
+
+
+async def show_letters(desk: Desk, pipeline: PipelineView) -> None:
+    """The dead letters by rule and reason, each with samples and a way back."""
+    name = pipeline.name
+    with dialog(f"Dead letters of {name}", wide=True) as made:
+        waiting = element("div", "muted", "reading them …")
+        place = element("div", "stack")
+        verdict = Verdict()
+        with element("div", "row end"):
+            button("Close", made.close, kind="primary")
+
+    async def load() -> None:
+        found = await attempt(lambda: pipelines.dead_letters(desk, name))
+        if isinstance(found, HeadraceError):
+            verdict.problem(found)
+            return
+        waiting.set_visibility(False)
+        place.clear()
+        with place:
+            if not found:
+                empty("mark_email_read", "No dead letters", f"Everything that {name} has read could be used.")
+            for group in found:
+                _group(desk, name, group)
+
+    with made:
+        ui.timer(0.05, load, once=True)
+
+
+def _group(desk: Desk, name: str, group: DeadLettersView) -> None:
+    with element("section", "card"):
+        with element("h2", "title"):
+            element("span", text=f"{group.records:,} by {group.rule}")
+            element("span", "tag", group.outcome)
+            with element("span", "side"):
+                again = button("Redrive", icon="replay")
+                again.set_enabled(not desk.read_only)
+        element("div", text=group.reason)
+        between = f"{words.moment(group.first_ms or -1)} to {words.moment(group.last_ms or -1)}"
+        told = f", {group.redriven:,} were redriven before" if group.redriven else ""
+        element("div", "muted", f"{words.size(group.size_bytes)}, {between}{told}")
+        for sample in group.samples:
+            element("div", "muted", f"{sample.origin}: {sample.words}", style="margin-top: 8px")
+            shown = sample.value.text if sample.value.text is not None else "null"
+            element("div", "payload", shown[:600], style="max-height: 120px", tabindex="0")
+        place = element("div", "stack tight", style="margin-top: 8px")
+    again.on("click", lambda: _redrive(desk, name, group, place))
+
+
+async def _redrive(desk: Desk, name: str, group: DeadLettersView, place: ui.element) -> None:
+    """First what would be sent, then it is sent."""
+    rules, reasons = [group.rule], [group.reason]
+    found = await attempt(lambda: pipelines.send_again(desk, name, rules, reasons, dry=True))
+    place.clear()
+    with place:
+        verdict = Verdict()
+        if isinstance(found, HeadraceError):
+            verdict.problem(found)
+            return
+        pairs(
+            [
+                ("Would be sent", f"{words.plural(found.sent, 'record')} to {', '.join(found.topics) or 'no topic'}"),
+                ("Stay", f"{found.marked:,} redriven before, {found.looping:,} stopped by the loop guard"),
+            ]
+        )
+        EqualPanel(desk.commands.redrive(name, group.rule, group.reason))
+        with element("div", "row end"):
+            send = button("Send them again", kind="danger")
+            send.set_enabled(found.sent > 0)
+
+    async def run() -> None:
+        send.props("loading")
+        result = await attempt(lambda: pipelines.send_again(desk, name, rules, reasons, dry=False))
+        send.props(remove="loading")
+        if isinstance(result, HeadraceError):
+            verdict.problem(result)
+        else:
+            send.disable()
+            verdict.good(f"{words.plural(result.sent, 'record')} sent again")
+
+    send.on("click", run)
