@@ -33,6 +33,7 @@ from headrace.transport.schemas import Registry
 # A registry or a worker that has not answered by then is shown as away.
 _SERVICE_TIMEOUT_S = 4.0
 _STATIC = Path(__file__).parent / "static"
+_ICON = _STATIC / "headrace.svg"
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,7 @@ def serve(serving: Serving, on_start: Callable[[str], None] = lambda _: None) ->
 def application(serving: Serving, access: Access) -> Any:
     """The ASGI application, gate and all. The watch begins and ends with it."""
     from fastapi import FastAPI, Request
+    from fastapi.responses import FileResponse
     from nicegui import ui
     from starlette.staticfiles import StaticFiles
 
@@ -149,11 +151,17 @@ def application(serving: Serving, access: Access) -> Any:
     )  # fmt: skip
     add_api(app, desk, csrf)
     app.mount("/static", StaticFiles(directory=_STATIC))
+
+    # The framework adds its own route behind ours for all paths, where nobody finds it.
+    @app.get("/favicon.ico", include_in_schema=False)
+    def icon() -> FileResponse:
+        return FileResponse(_ICON)
+
     add_pages(desk)
     ui.run_with(
         app,
         title="headrace",
-        favicon=_STATIC / "headrace.svg",
+        favicon=_ICON,
         dark=None,
         binding_refresh_interval=None,
         reconnect_timeout=6.0,

@@ -26,6 +26,7 @@ from headrace.console.pieces import (
     dialog,
     element,
     empty,
+    link,
     page,
     pairs,
     put,
@@ -53,7 +54,7 @@ _OFFSETS = (
     Column("lag", "Lag", "meter"),
     Column("late", "Behind", "number", wide=True),
 )
-_OUTCOMES = ("read", "written", "dead", "late", "filtered", "duplicate")
+_OUTCOMES = ("written", "dead", "late", "filtered", "duplicate")
 
 
 def show(desk: Desk) -> None:
@@ -98,9 +99,11 @@ class _Card:
                 self._kept, self._watermark = Tile("State"), Tile("Watermark")
             with box("columns"):
                 with box("stack tight"):
+                    element("div", "muted", "Lag in records, the last 15 minutes")
                     self._chart = TimeChart("count", label="Lag over time")
-                    self._account = element("div", "muted", "")
-                self._offsets = Table(_OFFSETS, self._rows, key="place", sort="topic")
+                    self._account = element("div", "muted", "", title="what became of every record, in all runs")
+                shown = _OFFSETS if len(pipeline.sources) > 1 else _OFFSETS[1:]
+                self._offsets = Table(shown, self._rows, key="place", sort=shown[0].name)
         made.style("gap: 12px")
         with made.default_slot.children[0]:
             self._state = state("", "none")
@@ -140,7 +143,7 @@ class _Card:
         self._rate.show(words.rate(pipeline.rate_per_s), pipeline.trigger or "")
         catch_up = f"caught up in {words.span(pipeline.catch_up_s)}" if pipeline.catch_up_s else "records to read"
         self._lag.show(words.short_count(pipeline.lag), catch_up)
-        self._behind.show(words.span(pipeline.lag_s), "since the first unread was written")
+        self._behind.show(words.span(pipeline.lag_s), "oldest unread record")
         number = f"batch {pipeline.batch:,}" if pipeline.batch is not None else "none yet"
         ended = f", {words.ago(pipeline.batch_ended)}" if pipeline.batch_ended else ""
         self._batch.show(words.span(pipeline.batch_s), number + ended)
@@ -167,11 +170,11 @@ class _Card:
     def _show_ledger(self, ledger: LedgerView | None) -> None:
         if ledger is None:
             return
-        told = f"{ledger.read:,} read, {ledger.written:,} written"
-        self._ledger.show("balances" if ledger.balanced else "does not balance", told, "" if ledger.balanced else "bad")
+        told = f"{words.plural(ledger.read, 'record')} read"
+        self._ledger.show("balances" if ledger.balanced else "is wrong", told, "" if ledger.balanced else "bad")
         self._dead.show(words.count(ledger.dead + ledger.late), f"{ledger.dead:,} dead, {ledger.late:,} late")
-        account = ", ".join(f"{getattr(ledger, outcome):,} {outcome}" for outcome in _OUTCOMES)
-        put(self._account, f"Of all runs: {account}")
+        parts = " + ".join(f"{getattr(ledger, outcome):,} {outcome}" for outcome in _OUTCOMES)
+        put(self._account, f"{ledger.read:,} read {'=' if ledger.balanced else '≠'} {parts}")
 
     def _act(self, verb: str) -> None:
         name = self.pipeline.name
@@ -220,20 +223,19 @@ def _flow(pipeline: PipelineView) -> None:
                 element("div", "kind", verb)
                 element("div", text=rest or verb)
         element("div", "arrow", "→")
-        with element("div", "stack tight"):
+        with element("div", "ends"):
             for sink in pipeline.sinks:
                 _stop(sink)
-        if pipeline.dead_letters:
-            element("div", "arrow", "⤷")
-            with element("div", "stack tight"):
-                _stop(pipeline.dead_letters, "dead letters: ")
+            if pipeline.dead_letters:
+                _stop(pipeline.dead_letters, dead=True)
 
 
-def _stop(text: str, before: str = "") -> None:
+def _stop(text: str, *, dead: bool = False) -> None:
     kind, _, target = text.partition(" ")
-    with element("div", "stop"):
-        element("div", "kind", before + kind)
-        element("div", text=target.rsplit("/", 1)[-1] if kind != "topic" else target)
+    name = target.rsplit("/", 1)[-1] if kind != "topic" else target
+    with element("div", "stop dead" if dead else "stop", title=target):
+        element("div", "kind", f"dead letters, {kind}" if dead else kind)
+        link(name, topic_href(name)) if kind == "topic" else element("div", text=name)
 
 
 async def show_letters(desk: Desk, pipeline: PipelineView) -> None:
