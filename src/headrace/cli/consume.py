@@ -6,6 +6,7 @@ import fcntl
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -141,8 +142,7 @@ def consume(app: App, /, topics: tuple[str, ...], **flags: Any) -> None:
 
 def _read(app: App, run: Reading, writer: Writer, watchers: Sequence[_Watcher]) -> bool:
     """All that was read is written, and said; True if Ctrl-C came before the end."""
-    if writer.whole_at_close:
-        _end_between_batches(run)
+    interrupted = _end_between_batches(run)
     try:
         with closing(run.batches()) as batches:
             for batch in batches:
@@ -150,28 +150,32 @@ def _read(app: App, run: Reading, writer: Writer, watchers: Sequence[_Watcher]) 
                     watcher.see(batch)
                 writer.write(batch)
     except KeyboardInterrupt:
-        return True
+        interrupted.set()
     finally:
         if not writer.whole_at_close:
             writer.close()
         if not app.quiet:
             _summary(run.report, run.options.members)
-    return writer.whole_at_close and run.stopping.is_set()
+    return interrupted.is_set()
 
 
-def _end_between_batches(run: Reading) -> None:
-    """Ctrl-C and `kill` end the reading when the batch in hand is written: half of one would spoil the whole file.
+def _end_between_batches(run: Reading) -> threading.Event:
+    """Ctrl-C and `kill` end the reading when the batch in hand is written and counted, and set what is returned.
 
-    The second one ends it at once.
+    In the middle of one, a record could be in the file and neither counted nor committed. The second Ctrl-C ends it at
+    once: whoever reads from us may have stopped reading.
     """
+    interrupted = threading.Event()
 
     def stop(number: int, frame: Any) -> None:
-        if run.stopping.is_set():
+        if interrupted.is_set():
             signal.default_int_handler(number, frame)
+        interrupted.set()
         run.stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
+    return interrupted
 
 
 def _options(flags: dict[str, Any], writer: Writer) -> Any:
