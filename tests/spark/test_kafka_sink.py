@@ -133,13 +133,24 @@ def test_a_batch_of_which_one_task_was_done(
     done = MarkedWriter(connection, target.name_of(0))
     done.begin()
     done.send(Records([topic], [None], [b"1000"], None, str))
-    done.commit_batch(Mark(4, 1))
+    done.commit_batch(Mark(4, 1, 2))
     result = write_exactly_once(numbers(spark, topic, 0), target)
     found = seen(connection, topic)
     assert found.pop(1000) == 1
     assert result == SinkResult(1 + found.total(), replayed=True)
     assert {n % _PARTITIONS for n in found} < set(range(_PARTITIONS)), "one task's partitions, not all"
     assert set(found.values()) == {1}
+
+
+def test_a_batch_that_was_begun_by_other_tasks_is_not_guessed_at(
+    spark: SparkSession, connection: Connection, headrace_topic: MakeTopic, writer: str
+) -> None:
+    topic = headrace_topic()
+    write_exactly_once(numbers(spark, topic, 0), KafkaTarget(connection, writer, 0, tasks=2))
+    with pytest.raises(Failed, match="begun by 2 tasks and is repeated by 1"):
+        write_exactly_once(numbers(spark, topic, 0), KafkaTarget(connection, writer, 0, tasks=1, replaying=True))
+    assert write_exactly_once(numbers(spark, topic, 1), KafkaTarget(connection, writer, 1, tasks=1)).records == 100
+    assert seen(connection, topic) == Counter(range(200))
 
 
 def test_a_refused_record_fails_the_batch_and_is_named(

@@ -138,12 +138,12 @@ def write_chunks(target: KafkaTarget, task: int, chunks: Iterator[pyarrow.Record
     try:
         writer = _begun(target, name, task, first)
         if writer.has(target.batch):
-            return _skipped(writer.mark, target.batch, first, chunks)
+            return _skipped(writer.mark, target, first, chunks)
         count = first.num_rows
         for chunk in chunks:
             writer.send(_records(chunk, task))
             count += chunk.num_rows
-        writer.commit_batch(Mark(target.batch, count))
+        writer.commit_batch(Mark(target.batch, count, target.tasks))
     except BaseException:
         _forget(name)
         raise
@@ -171,11 +171,19 @@ def _begin(writer: MarkedWriter, first: pyarrow.RecordBatch, task: int) -> None:
 
 
 def _skipped(
-    mark: Mark | None, batch: int, first: pyarrow.RecordBatch, rest: Iterator[pyarrow.RecordBatch]
+    mark: Mark | None, target: KafkaTarget, first: pyarrow.RecordBatch, rest: Iterator[pyarrow.RecordBatch]
 ) -> _Outcome:
     """The rows are read for their number only; of the marked batch it is known."""
     count = first.num_rows + sum(chunk.num_rows for chunk in rest)
-    return _Outcome(mark.records if mark and mark.batch == batch else count, replayed=True)
+    if mark is None or mark.batch != target.batch:
+        return _Outcome(count, replayed=True)
+    if mark.parts != target.tasks:
+        raise Failed(
+            f"batch {target.batch} was begun by {mark.parts} tasks and is repeated by {target.tasks}",
+            why="its rows fall to other tasks now: some would be written twice, some not at all",
+            hint=f"finish it with {mark.parts} tasks",
+        )
+    return _Outcome(mark.records, replayed=True)
 
 
 _writers: dict[str, tuple[MarkedWriter, float]] = {}

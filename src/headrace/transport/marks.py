@@ -3,7 +3,7 @@
 A writer has a name, which is its transactional id. Its records and a mark that says which batch they were are sent in
 one transaction. The mark lies in a compacted topic under the writer's name:
 
-    headrace.batches    key: the transactional id    value: {"batch": 17, "records": 1000}
+    headrace.batches    key: the transactional id    value: {"batch": 17, "records": 1000, "parts": 2}
 
 The order makes it right: whoever opens a writer first initialises the id, which ends whatever an earlier one left open
 and takes from it the power to commit (Kafka fences it), and then reads the last mark. From then on that mark can change
@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -42,10 +42,11 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True)
 class Mark:
-    """The last batch that a writer has committed, and how many records it had."""
+    """The last batch that a writer has committed, how many records it had, and among how many writers it was shared."""
 
     batch: int
     records: int
+    parts: int = 1
 
 
 def prepare(connection: Connection) -> None:
@@ -96,7 +97,7 @@ class MarkedWriter(Writer):
     def commit_batch(self, mark: Mark) -> None:
         """The records are visible, and the mark says so."""
         self.flush()
-        value = json.dumps({"batch": mark.batch, "records": mark.records}).encode()
+        value = json.dumps(asdict(mark)).encode()
         places = [_partition(self.name)]
         self.send(Records([MARKS], [self.name.encode()], [value], None, lambda _: "a mark", places))
         self.commit()
@@ -112,7 +113,7 @@ def read_mark(connection: Connection, name: str) -> Mark | None:
     if found is None:
         return None
     told = json.loads(found)
-    return Mark(int(told["batch"]), int(told["records"]))
+    return Mark(int(told["batch"]), int(told["records"]), int(told.get("parts", 1)))
 
 
 def committed(connection: Connection, place: Place) -> Iterator[Any]:
