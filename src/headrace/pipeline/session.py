@@ -159,6 +159,7 @@ class _Driver:
         self.class_list = self.folder / "classes.lst"
         _require_master(spec.master)
         self.conf = _settings(spec, self.folder)
+        self.logged_before = 0
         self.archive: ClassArchive | None = None
         self.lock: IO[Any] | None = None
         self.lifeline: int | None = None
@@ -205,6 +206,7 @@ class _Driver:
                 (self.folder / name).mkdir(mode=0o700)
             for name in ("gateway", "output.log", "spark.conf"):
                 (self.folder / name).unlink(missing_ok=True)
+            self.logged_before = self.log.stat().st_size if self.log.exists() else 0
             text = resources.files("headrace.pipeline").joinpath("log4j2.properties").read_text(encoding="utf-8")
             write_private(self.folder / "log4j2.properties", text, durable=False)
         except BlockingIOError:
@@ -224,7 +226,7 @@ class _Driver:
             main = ["org.apache.spark.deploy.SparkSubmit", "--properties-file", str(self.folder / "spark.conf")]
             main.append("pyspark-shell")
         argv = [
-            str(java.executable), *_JVM, "-Xms256m", f"-Xmx{self.conf['spark.driver.memory']}",
+            str(java.executable), *_JVM, f"-Xmx{self.conf['spark.driver.memory']}",
             *self.archive.jvm_flags(self.class_list), self.process.marker,
             f"-Djava.io.tmpdir={self.folder / 'tmp'}", f"-Dderby.system.home={self.folder / 'tmp'}",
             f"-Dlog4j2.configurationFile={(self.folder / 'log4j2.properties').as_uri()}",
@@ -260,7 +262,7 @@ class _Driver:
             return address.is_file()
 
         try:
-            eventually(written, _GATEWAY_WITHIN_S, every_s=0.01)
+            eventually(written, _GATEWAY_WITHIN_S, every_s=0.02)
         except NotYet:
             raise self._failure(f"the Spark driver did not start within {_GATEWAY_WITHIN_S:.0f} s") from None
         content = address.read_bytes()
@@ -312,10 +314,20 @@ class _Driver:
             (self.folder / "spark.conf").unlink(missing_ok=True)
             for name in ("local", "tmp"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
-        if self.archive is not None and self.session is not None:
-            self.archive.build_in_background(self.class_list, self.folder / "archive")
+            if self.archive is not None and self.session is not None:
+                self._archive_classes(self.archive)
         if self.lock is not None:
             self.lock.close()
+
+    def _archive_classes(self, archive: ClassArchive) -> None:
+        """The list is handed over: whoever makes the archive works in the cache, and outlives this folder."""
+        place = archive.file.parent / "spark-builder"
+        if self.class_list.is_file() and archive.would_gain_from(self.class_list):
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            listed = place / f"{archive.file.stem}.lst"
+            shutil.copyfile(self.class_list, listed)
+            archive.build_in_background(listed, place)
+        self.class_list.unlink(missing_ok=True)
 
     def _refusal(self, error: Exception) -> HeadraceError:
         java = getattr(error, "java_exception", None)
@@ -331,8 +343,8 @@ class _Driver:
 
     def _failure(self, problem: str) -> Failed:
         said, logged = (
-            [line for line in _tail(path) if not line.startswith("\t") and "warning" not in line]
-            for path in (self.output, self.log)
+            [line for line in _since(path, offset) if not line.startswith("\t") and "warning" not in line]
+            for path, offset in ((self.output, 0), (self.log, self.logged_before))
         )
         wrong = [line for line in logged if "Exception" in line or "Error" in line]
         return NodeFailed(
@@ -444,8 +456,10 @@ def _properties(conf: Mapping[str, str]) -> str:
     return "".join(f"{name}={value_text(value)}\n" for name, value in conf.items())
 
 
-def _tail(path: Path) -> list[str]:
+def _since(path: Path, offset: int) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()[-100:]
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read().decode("utf-8", errors="replace").splitlines()[-100:]
     except OSError:
         return []

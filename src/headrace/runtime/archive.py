@@ -74,11 +74,16 @@ class ClassArchive:
             flags += [f"-XX:SharedArchiveFile={self.file}", *_QUIET]
         return flags
 
+    def would_gain_from(self, class_list: Path) -> bool:
+        """True if there is no archive yet, or if this list is the better one that it waits for."""
+        if not class_list.is_file():
+            return False
+        return not self.exists or (not self.whole and _tells(class_list, self.telling))
+
     def build_in_background(self, class_list: Path, folder: Path) -> bool:
         """A process that makes the archive was started in `folder`; False if there is nothing to do."""
         builder = Supervised(folder)
-        better = not self.exists or (not self.whole and _tells(class_list, self.telling))
-        if not better or not class_list.is_file() or builder.find():
+        if not self.would_gain_from(class_list) or builder.find():
             return False
         folder.mkdir(mode=0o700, exist_ok=True)
         argv = [
