@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import PySparkException
 
-from headrace.errors import UsageError
+from headrace.errors import Failed, UsageError
 from headrace.home import Home
-from headrace.pipeline.changes import check_topics, remember
+from headrace.pipeline.changes import remember
 from headrace.pipeline.checkpoint import Checkpoint
 from headrace.pipeline.declaration import Aggregate, Declaration, Sink
 from headrace.pipeline.folder import PipelineFolder
 from headrace.pipeline.ledger import BatchEntry, Ledger
 from headrace.pipeline.rewind import Target, fork, plan_rewind, rewind, wipe
 from headrace.pipeline.status import PipelineStatus, status
+from headrace.pipeline.trouble import check_losses, held
 from headrace.transport.admin import Admin, NewTopic
 from headrace.transport.client import Connection, HasBootstrap
 from headrace.transport.extent import topic_ids
@@ -423,11 +424,12 @@ def test_a_topic_of_the_same_name_is_another_topic(
     found = status(connection, Home(tmp_path), declared)
     assert found.warnings[0].loud
     assert f"topic {topic} was recreated" in found.warnings[0].text
-    with pytest.raises(Exception, match="was recreated"):
-        check_topics(query.folder, topic_ids(connection, [topic]))
+    with pytest.raises(Failed, match="was recreated") as refused:
+        check_losses(declared, query.folder, held(connection, declared))
+    assert f"{topic}/0 from offset 5 on, {topic}/1 from offset 5 on" in str(refused.value)
     query.move("beginning")
     assert query.checkpoint.position == {(topic, 0): 0}
-    check_topics(query.folder, topic_ids(connection, [topic]))
+    check_losses(declared, query.folder, held(connection, declared))
     assert status(connection, Home(tmp_path), declared).warnings == ()
     query.run()
     assert query.offsets == {0: list(range(8))}

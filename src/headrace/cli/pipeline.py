@@ -57,9 +57,7 @@ def find(app: App, file: Path | None, name: str) -> Pipeline:
 
 def registry_of(app: App, found: Pipeline) -> Registry | None:
     """The registry, if the declaration needs one."""
-    declaration = found.declaration
-    needs = declaration.decode.format in {"avro", "json-schema", "protobuf"}
-    return app.registry() if needs or any(sink.format == "avro" for sink in declaration.sinks) else None
+    return app.registry() if found.declaration.needs_registry else None
 
 
 @pipeline.command("list")

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import ConfigError, Failed
+from headrace.errors import ConfigError
 from headrace.home import read_json, write_json
 from headrace.pipeline.declaration import Aggregate, Declaration, Sink
 from headrace.pipeline.folder import PipelineFolder
@@ -93,19 +93,6 @@ def recreated(folder: PipelineFolder, topic_ids: Mapping[str, str | None]) -> li
     before = remembered(folder)
     known = before.topic_ids if before else {}
     return [name for name, now in topic_ids.items() if now and known.get(name) not in (None, now)]
-
-
-def check_topics(folder: PipelineFolder, topic_ids: Mapping[str, str | None]) -> None:
-    """The topics are those that the checkpoint belongs to; one that was deleted and made again is an error."""
-    strange = recreated(folder, topic_ids)
-    if strange:
-        raise Failed(
-            f"the topic {strange[0]} was recreated since pipeline {folder.name} last ran",
-            why="the checkpoint's offsets belong to the deleted topic: its unread records are lost, and those of the "
-            "new one would be taken for read",
-            hint=f"headrace pipeline checkpoint rewind {folder.name} --to beginning reads the new topic from its first "
-            "record",
-        )
 
 
 # -- a declaration as a document ---------------------------------------------------------------------------------------

@@ -171,6 +171,12 @@ class Declaration:
         return target if "://" in target else str((self.folder / target).absolute())
 
     @property
+    def needs_registry(self) -> bool:
+        """Whether records are read or written by schemas of a registry."""
+        framed = self.decode.format in {"avro", "json-schema", "protobuf"}
+        return framed or any(sink.format == "avro" for sink in self.sinks)
+
+    @property
     def streaming_aggregate(self) -> Sink | None:
         """The sink that Spark's stateful operator feeds, if there is one."""
         return next((s for s in self.sinks if s.aggregate and s.aggregate.mode == "watermark"), None)

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,9 @@ class _Keeper:
                 elif time.monotonic() - idle_since > _IDLE_FOR_S:
                     break
         finally:
-            for run in list(self.runs.values()):
+            for run in self.runs.values():
+                run.ask_to_stop()
+            for run in self.runs.values():
                 run.stop()
             stop_spark()
 
@@ -136,6 +139,7 @@ class _Keeper:
 
     def _start(self, spark: Any, wanted: dict[str, dict[str, Any]]) -> None:
         from headrace.pipeline.pipeline import Pipeline
+        from headrace.pipeline.run import RunOptions
         from headrace.transport.client import Connection
 
         for name, document in wanted.items():
@@ -145,8 +149,9 @@ class _Keeper:
             try:
                 pipeline = Pipeline.from_file(document["file"], name, self.home)
                 where = Connection(document["bootstrap"], document.get("properties", {}))
-                self.runs[name] = pipeline.begin(spark, where, document.get("registry"))
-                _say(f"{name} runs")
+                options = RunOptions(say=partial(_say_of, name))
+                self.runs[name] = pipeline.begin(spark, where, document.get("registry"), options)
+                _say_of(name, "is started")
             except HeadraceError as error:
                 self._failed(name, error)
             except Exception as error:
@@ -155,25 +160,30 @@ class _Keeper:
                 )
 
     def _failed(self, name: str, error: HeadraceError) -> None:
-        _say(f"{name} failed: {error}")
+        _say_of(name, f"failed: {error}")
         state = {"state": "failed", "at": time.time(), "pid": os.getpid(), "error": str(error)}
         write_json(PipelineFolder(self.home, name).state_file, state)
 
     def _stop(self, wanted: dict[str, dict[str, Any]]) -> None:
         for name, run in list(self.runs.items()):
-            if name not in wanted and run.is_running:
-                _say(f"{name} is asked to stop")
-                run.stop()
-            if not run.is_running:
-                _say(f"{name} has ended" + (f": {run.error}" if run.error else ""))
-                del self.runs[name]
-                if run.error is None:
-                    PipelineFolder(self.home, name).wanted_file.unlink(missing_ok=True)
+            if run.is_running:
+                if name not in wanted and not run.is_stopping:
+                    _say_of(name, "is asked to stop")
+                    run.ask_to_stop()
+                continue
+            _say_of(name, f"has ended: {run.error}" if run.error else "has ended")
+            del self.runs[name]
+            if run.error is None:
+                PipelineFolder(self.home, name).wanted_file.unlink(missing_ok=True)
 
 
 def _say(text: str) -> None:
     sys.stdout.write(time.strftime("%Y-%m-%dT%H:%M:%SZ ", time.gmtime()) + text + "\n")
     sys.stdout.flush()
+
+
+def _say_of(name: str, text: str) -> None:
+    _say(f"{name}: {text}")
 
 
 def main(root: str, master: str) -> None:

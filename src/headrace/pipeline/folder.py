@@ -16,11 +16,15 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 from headrace.errors import SetupError, UsageError
 from headrace.home import Home, open_private, read_json, write_json
 from headrace.pipeline.declaration import DeadLetters, Declaration
+from headrace.runtime.waiting import NotYet, eventually
+
+# Whoever asks whether a pipeline runs holds its lock for a moment.
+_LOOKED_AT_S = 0.3
 
 
 class PipelineFolder:
@@ -73,8 +77,8 @@ class PipelineFolder:
         self.create()
         with open_private(self.lock_file, "a+") as handle:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                eventually(lambda: _locked(handle), _LOOKED_AT_S)
+            except NotYet:
                 handle.seek(0)
                 raise SetupError(
                     f"pipeline {self.name} runs already",
@@ -99,3 +103,12 @@ class PipelineFolder:
         except BlockingIOError:
             return True
         return False
+
+
+def _locked(handle: IO[str]) -> bool:
+    """The lock is ours."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

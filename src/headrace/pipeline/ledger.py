@@ -100,8 +100,8 @@ class RunLine:
     error: str | None
     batches: int
     read: int
-    outcomes: dict[str, int]
     warnings: int
+    outcomes: dict[str, int]
     unbalanced: tuple[str, ...]
 
     @property
@@ -176,45 +176,62 @@ class Ledger:
     def exists(self) -> bool:
         return self.file.is_file()
 
-    def runs(self) -> list[RunLine]:
-        """Every run, the latest last."""
+    def runs(self, run: str | None = None) -> list[RunLine]:
+        """Every run, the latest last; or that one. A handful of questions, however many runs there are."""
         if not self.exists:
             return []
         with self._open() as db:
-            rows = db.execute("select run, state, started, ended, error from runs order by started").fetchall()
-            return [self._run(db, *row) for row in rows]
+            known = db.execute(
+                "select run, state, started, ended, error from runs where ?1 is null or run = ?1 order by started",
+                (run,),
+            ).fetchall()
+            batches = db.execute(
+                """select run, count(*), sum(delivered), sum(warnings) from batches where ?1 is null or run = ?1
+                   group by run""",
+                (run,),
+            ).fetchall()
+            counts = db.execute(
+                """select run, outcome, sum(records) from batches join counts using (epoch, batch)
+                   where ?1 is null or run = ?1 group by run, outcome""",
+                (run,),
+            ).fetchall()
+            wrong = list(self._unbalanced(db, run))
+        read = {name: (number, delivered, warnings) for name, number, delivered, warnings in batches}
+        outcomes = {name: dict.fromkeys(OUTCOMES, 0) for name, *_ in known}
+        for name, outcome, records in counts:
+            outcomes[name][outcome] = records
+        unbalanced: dict[str, tuple[str, ...]] = {}
+        for name, text in wrong:
+            unbalanced[name] = (*unbalanced.get(name, ()), text)
+        return [
+            RunLine(
+                name, state, started, ended, error, *read.get(name, (0, 0, 0)), outcomes[name], unbalanced.get(name, ())
+            )
+            for name, state, started, ended, error in known
+        ]  # fmt: skip
 
-    def _run(self, db: sqlite3.Connection, run: str, state: str, started: float, *rest: Any) -> RunLine:
-        batches, delivered, warnings = db.execute(
-            "select count(*), coalesce(sum(delivered), 0), coalesce(sum(warnings), 0) from batches where run = ?",
-            (run,),
-        ).fetchone()
-        counted = db.execute(
-            "select outcome, sum(records) from counts join batches using (epoch, batch) where run = ? group by outcome",
-            (run,),
-        ).fetchall()
-        outcomes = {**dict.fromkeys(OUTCOMES, 0), **dict(counted)}
-        ended, error = rest
-        wrong = tuple(self._unbalanced(db, run))
-        return RunLine(run, state, started, ended, error, batches, delivered, outcomes, warnings, wrong)
+    def run(self, run: str) -> RunLine:
+        """The run of that name."""
+        (found,) = self.runs(run)
+        return found
 
-    def _unbalanced(self, db: sqlite3.Connection, run: str) -> Iterator[str]:
-        """What does not add up, in words."""
+    def _unbalanced(self, db: sqlite3.Connection, run: str | None) -> Iterator[tuple[str, str]]:
+        """Of which run what does not add up, in words."""
         found = db.execute(
-            """select batch, delivered, (select coalesce(sum(records), 0) from counts c
-                 where c.epoch = b.epoch and c.batch = b.batch) as counted
-               from batches b where run = ? and delivered != counted""",
+            """select run, batch, delivered, coalesce(sum(records), 0) as counted
+               from batches left join counts using (epoch, batch) where ?1 is null or run = ?1
+               group by epoch, batch having delivered != counted""",
             (run,),
         ).fetchall()
-        for batch, delivered, counted in found:
-            yield f"batch {batch}: {delivered:,} records were read, {counted:,} have an outcome"
+        for name, batch, delivered, counted in found:
+            yield name, f"batch {batch}: {delivered:,} records were read, {counted:,} have an outcome"
         found = db.execute(
-            """select batch, sink, expected, records from sinks join batches using (epoch, batch)
-               where run = ? and expected != records""",
+            """select run, batch, sink, expected, records from sinks join batches using (epoch, batch)
+               where expected != records and (?1 is null or run = ?1)""",
             (run,),
         ).fetchall()
-        for batch, sink, expected, records in found:
-            yield f"batch {batch}: {sink} took {records:,} rows of {expected:,}"
+        for name, batch, sink, expected, records in found:
+            yield name, f"batch {batch}: {sink} took {records:,} rows of {expected:,}"
 
     def lines(self, run: str | None = None) -> list[Line]:
         """Per run and topic-partition."""

@@ -126,13 +126,14 @@ class Pipeline:
         return flow.check()
 
     def report(self, run: str) -> RunReport:
-        line = next(line for line in self.ledger.runs() if line.run == run)
-        return RunReport(line, tuple(self.ledger.lines(run)))
+        return RunReport(self.ledger.run(run), tuple(self.ledger.lines(run)))
 
     def _registry(self, where: Any, given: Registry | str | None) -> Registry | None:
-        """The registry that was named, else that of a cluster which has one."""
+        """The registry that was named, else that of a cluster which has one; none where there is no need of it."""
         from headrace.transport.schemas import Registry
 
+        if not self.declaration.needs_registry:
+            return None
         if isinstance(given, Registry):
             return given
         url = given

@@ -5,7 +5,8 @@ Within a batch the order is: count, object (a rule with action `fail`), sinks, d
 the batch; if anything fails or is killed before that, the whole batch is replayed, and what a sink has taken already it
 does not take again.
 
-When Kafka or the registry is away, the run waits, says so, and goes on from its checkpoint. Everything else ends it.
+When Kafka or the registry is away, at the start or later, the run waits, says so, and goes on from its checkpoint.
+Everything else ends it; `trouble.py` knows which is which.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.errors import Failed, HeadraceError, Unreachable, UsageError
+from headrace.errors import Failed, HeadraceError, Unreachable
 from headrace.home import write_json
-from headrace.pipeline import aggregate, changes, sinks, source
+from headrace.pipeline import aggregate, changes, sinks, source, trouble
 from headrace.pipeline.declaration import Declaration, Trigger
 from headrace.pipeline.decode import decoder
 from headrace.pipeline.flow import Flow, in_words
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from headrace.transport.client import Connection
     from headrace.transport.schemas import Registry
 
-_AWAY = ("TimeoutException", "DisconnectException", "BrokerNotAvailable", "No resolvable bootstrap", "UnknownHost")
 _ASK_EVERY_S = 1.0
+_ANSWER_WITHIN_S = 5.0
 
 
 @dataclass
@@ -53,13 +54,13 @@ class RunOptions:
     on_batch: Callable[[BatchEntry], None] = lambda _: None
     #: Called with the rows that a console sink shows.
     show: Callable[[str, list[dict[str, Any]]], None] | None = None
-    #: How long to wait for a Kafka that is away; None: for ever.
+    #: How long to wait for a Kafka or a registry that is away; None: for ever.
     patience_s: float | None = None
     spark_conf: dict[str, str] = field(default_factory=dict)
 
 
 class _StopAsked(Exception):
-    """The run was asked to stop before this batch began."""
+    """The run was asked to stop, and what comes next was not begun."""
 
 
 class Run:
@@ -130,20 +131,8 @@ class Run:
         self._held.enter_context(registry)
 
     def start(self) -> None:
-        """The query runs, in a thread of its own; nobody else can run this pipeline meanwhile."""
-        try:
-            self._held.enter_context(self.folder.lock())
-            self._wait_for_kafka(first=True)
-            self._flow = self.prepare()
-            self._compare()
-            self._prepare_places()
-            self.ledger.prepare()
-            self.epoch = self.folder.epoch
-            self.ledger.begin(self.name, self.trigger.kind, self.spark.sparkContext.master)
-            self._say_state("running")
-        except BaseException:
-            self._held.close()
-            raise
+        """The run is under way, in a thread of its own; nobody else can run this pipeline meanwhile."""
+        self._held.enter_context(self.folder.lock())
         self._thread = threading.Thread(target=self._live, name=f"pipeline-{self.declaration.name}", daemon=True)
         self._thread.start()
 
@@ -157,12 +146,16 @@ class Run:
             raise self.error
         return True
 
-    def stop(self) -> None:
-        """The run ends after the batch at work; what was not begun is read the next time."""
+    def ask_to_stop(self) -> None:
+        """The run will end after the batch at work; what was not begun is read the next time."""
         self._stop.set()
         query = self.query
         if query is not None and self.trigger.kind == "realtime":
             query.stop()
+
+    def stop(self) -> None:
+        """The run has ended, after the batch at work."""
+        self.ask_to_stop()
         if self._thread is not None:
             self._thread.join()
 
@@ -170,30 +163,45 @@ class Run:
     def is_running(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._stop.is_set()
+
     def _live(self) -> None:
         try:
-            self._go_on()
-            state = "stopped" if self._stop.is_set() else "finished"
+            state = self._lived()
         except HeadraceError as error:
             self.error, state = error, "failed"
         except Exception as error:
             self.error, state = Failed(f"pipeline {self.declaration.name} failed", why=in_words(error)), "failed"
         try:
-            unbalanced = self.unbalanced
-            if unbalanced and self.error is None:
-                self.error = Failed(f"the ledger of {self.declaration.name} does not balance", why=unbalanced[0])
-                state = "failed"
             self.ledger.end(self.name, state, str(self.error) if self.error else None)
             self._say_state(state)
         finally:
             self._held.close()
 
-    @property
-    def unbalanced(self) -> tuple[str, ...]:
-        return next((line.unbalanced for line in self.ledger.runs() if line.run == self.name), ())
+    def _lived(self) -> str:
+        """The whole life of the run; how it ended."""
+        self.ledger.prepare()
+        self.ledger.begin(self.name, self.trigger.kind, self.spark.sparkContext.master)
+        self.epoch = self.folder.epoch
+        with suppress(_StopAsked):
+            self._patiently(self._get_ready)
+            self._go_on()
+        wrong = self.ledger.run(self.name).unbalanced
+        if wrong:
+            raise Failed(f"the ledger of {self.declaration.name} does not balance", why=wrong[0])
+        return "stopped" if self._stop.is_set() else "finished"
+
+    def _get_ready(self) -> None:
+        """All that the query needs is there, and whatever can be wrong beforehand was looked at."""
+        self._require_answers()
+        self._flow = self.prepare()
+        self._compare()
+        self._prepare_places()
 
     def _go_on(self) -> None:
-        """The query, started again from its checkpoint as often as Kafka was away."""
+        """The query, started again from its checkpoint as often as somebody was away."""
         while True:
             self._fresh = True
             self.query = self._start_query()
@@ -203,9 +211,10 @@ class Run:
                 if self._stop.is_set() and "_StopAsked" in str(error):
                     return
                 cause, self._cause = self._cause or error, None
-                if not _is_away(cause):
-                    raise cause if isinstance(cause, HeadraceError) else self._in_words(cause) from cause
-                self._wait_for_kafka()
+                if not trouble.passes(cause):
+                    raise trouble.in_words(cause, self.declaration, self.folder, self.connection) from cause
+                self.options.say(f"cut off: {trouble.short(cause)}")
+                self._patiently(self._require_answers)
                 continue
             return
 
@@ -421,64 +430,41 @@ class Run:
 
     def _compare(self) -> None:
         """The checkpoint fits the declaration and the topics; what changed is told, and what is now is remembered."""
-        from headrace.transport.extent import topic_ids
-
-        found = topic_ids(self.connection, self.declaration.topics)
-        changes.check_topics(self.folder, found)
+        found = trouble.held(self.connection, self.declaration)
+        trouble.check_losses(self.declaration, self.folder, found)
         for change in changes.check_changes(self.folder, self.declaration):
             self.options.say(f"changed since the last run: {change}")
-        changes.remember(self.folder, self.declaration, found)
+        changes.remember(self.folder, self.declaration, {t: extent.topic_id for t, extent in found.items() if extent})
 
-    def _wait_for_kafka(self, *, first: bool = False) -> None:
-        """Kafka answers and has the topics."""
+    def _require_answers(self) -> None:
+        """Kafka answers and has the topics; so does the registry, where there is need of one."""
         from headrace.transport.admin import Admin
 
-        began, told = time.monotonic(), False
+        with Admin(self.connection, timeout_s=_ANSWER_WITHIN_S) as admin:
+            admin.require_topics(self.declaration.topics)
+        if self.registry is not None and self.declaration.needs_registry:
+            self.registry.subjects()
+
+    def _patiently(self, attempt: Callable[[], None]) -> None:
+        """The attempt succeeded. While those whom it asks do not answer, it is repeated, and that is said once."""
+        began, told = time.monotonic(), ""
         while not self._stop.is_set():
             try:
-                with Admin(self.connection, timeout_s=5) as admin:
-                    admin.require_topics(self.declaration.topics)
+                attempt()
             except Unreachable as error:
-                waited = time.monotonic() - began
-                if self.options.patience_s is not None and waited > self.options.patience_s:
+                if self.options.patience_s is not None and time.monotonic() - began > self.options.patience_s:
                     raise
-                if not told:
-                    self.options.say(f"waiting for Kafka at {self.connection.bootstrap}: {error.why}")
-                    self._say_state("waiting")
-                    told = True
+                if told != error.problem:
+                    told = error.problem
+                    self.options.say(f"waiting: {told} ({error.why})")
+                    self._say_state("waiting", why=told)
                 self._stop.wait(_ASK_EVERY_S)
-            except UsageError:
-                if first:
-                    raise
-                raise Failed(
-                    f"a topic of pipeline {self.declaration.name} is gone",
-                    why="it was deleted while the pipeline ran",
-                    hint="create it again, or change `from`",
-                ) from None
             else:
                 if told:
-                    self.options.say("Kafka answers again: going on")
-                    self._say_state("running")
+                    self.options.say("there is an answer again: going on")
+                self._say_state("running")
                 return
-
-    def _in_words(self, error: Exception) -> HeadraceError:
-        text = str(error)
-        log = self.folder.root.parent.parent / "spark" / "spark.log"
-        if "data loss" in text.lower() or "failOnDataLoss" in text:
-            return Failed(
-                f"records that pipeline {self.declaration.name} has not read are gone",
-                why=_lost_ranges(text),
-                hint=f"headrace pipeline status {self.declaration.name} names the ranges; headrace pipeline checkpoint "
-                f"rewind {self.declaration.name} --to beginning goes on with what is there",
-                log=log,
-            )
-        if "No space left on device" in text:
-            return Failed(
-                f"pipeline {self.declaration.name} stopped: the disk is full",
-                why="nothing of the batch counts as done; it is taken again at the next start",
-                hint="make room, then start it again",
-            )
-        return Failed(f"pipeline {self.declaration.name} failed", why=in_words(error)[:500], log=log)
+        raise _StopAsked
 
     def _say_state(self, state: str, **more: Any) -> None:
         document = {
@@ -486,12 +472,3 @@ class Run:
             "trigger": self.trigger.kind, "error": str(self.error) if self.error else None, **more,
         }  # fmt: skip
         write_json(self.folder.state_file, document)
-
-
-def _is_away(error: Exception) -> bool:
-    return isinstance(error, Unreachable) or any(sign in str(error) for sign in _AWAY)
-
-
-def _lost_ranges(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if "offset" in line.lower() and len(line) < 400]
-    return "; ".join(dict.fromkeys(lines[:3])) or in_words(Exception(text))[:300]
