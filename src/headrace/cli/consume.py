@@ -249,9 +249,11 @@ def _open(path: Path, mode: Literal["ab", "wb"]) -> BinaryIO:
 
 
 def _summary(report: ConsumeReport, members: int) -> None:
-    rate = report.read / max(report.seconds, 0.001)
-    speed = f"{size(report.bytes)}, {report.seconds:.2f} s, {rate:,.0f} records/s"
-    say(f"processed a total of {counted(report.read, 'record')} ({speed})")
+    speed = f"{size(report.bytes)}, {report.seconds_to_last:.2f} s, {report.records_per_second:,.0f} records/s"
+    waited = report.seconds - report.seconds_to_last
+    then = f", then {waited:.1f} s without any" if waited >= 1 else ""
+    about = f"{speed}{then}" if report.read else f"{report.seconds:.2f} s"
+    say(f"processed a total of {counted(report.read, 'record')} ({about})")
     if report.matched != report.read:
         say(f"  {report.matched:,} of them were wanted")
     for (member, topic, partition), span in sorted(report.spans.items()):

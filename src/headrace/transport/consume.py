@@ -134,6 +134,7 @@ class Reading:
             yield from self._one_member() if self.options.members == 1 else self._many_members()
         finally:
             self.report.seconds = time.monotonic() - self.began
+            self.report.seconds_to_last = self.last_record - self.began
 
     def stop(self) -> None:
         """The reading ends, as if its end had been reached, when the batch in hand was handed on."""

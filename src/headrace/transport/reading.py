@@ -73,7 +73,9 @@ class ConsumeReport:
     read: int = 0
     matched: int = 0
     bytes: int = 0
+    #: From the start to the end, and to the last record: the rest was spent waiting for more.
     seconds: float = 0.0
+    seconds_to_last: float = 0.0
     spans: dict[tuple[int, str, int], Span] = field(default_factory=dict)
     ownership: list[OwnershipEvent] = field(default_factory=list)
     #: Keys and values that their codec could not read, and the first few of them in words.
@@ -81,6 +83,10 @@ class ConsumeReport:
     undecodable_samples: list[str] = field(default_factory=list)
     #: Facts that somebody should know, like records that expired before this group read them.
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def records_per_second(self) -> float:
+        return self.read / max(self.seconds_to_last, 0.001)
 
 
 @dataclass
