@@ -13,7 +13,8 @@ NAMES = (
     "quickstart", "replication", "offsets", "connect",
     "iris",
     "transport", "storage", "producers", "concurrent", "keys", "flush", "groups", "transactions",
-    "rebalance", "configs", "avro", "upgrade",
+    "breadcrumbs",
+    "rebalance", "configs", "console", "avro", "upgrade", "taxi",
     "customers", "segments", "controller", "racks", "isr", "producer", "semantics",
 )  # fmt: skip
 

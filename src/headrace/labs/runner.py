@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.cluster import Cluster
 from headrace.errors import HeadraceError
@@ -26,8 +26,12 @@ from headrace.labs.clusters import Clusters
 from headrace.labs.lab import Lab, Profile, require_known
 from headrace.labs.report import write_reports
 from headrace.labs.result import Entry, LabResult, Trouble, kept, now, result_folder, save
+from headrace.labs.sessions import SharedSession
 from headrace.labs.workbench import Stopped, Workbench
 from headrace.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # More than these side by side would no longer mostly wait.
 _MOST_WAITING = 4
@@ -54,6 +58,8 @@ class RunOptions:
     keep: bool = False
     fresh: bool = False
     progress: Progress = SILENT
+    #: A session of the caller's; without one, labs that need Spark start one for all of them.
+    spark: SparkSession | None = None
 
 
 def run_labs(home: Home, labs: Sequence[Lab], options: RunOptions, listener: Listener) -> list[LabResult]:
@@ -66,6 +72,7 @@ def run_labs(home: Home, labs: Sequence[Lab], options: RunOptions, listener: Lis
         run.all(labs)
     finally:
         run.stopping.set()
+        run.session.stop()
         clusters.close()
     results = [run.results[lab.name] for lab in labs]
     write_reports(home, results)
@@ -91,6 +98,7 @@ class _Run:
         self.listener = listener
         self.results: dict[str, LabResult] = {}
         self.stopping = threading.Event()
+        self.session = SharedSession(home, options.spark, options.progress)
 
     def all(self, labs: Sequence[Lab]) -> None:
         waiting, front, alone = ordered(labs)
@@ -99,6 +107,7 @@ class _Run:
             self._one(lab)
         for future in background:
             future.result()
+        self.session.stop()  # its memory is wanted by the larger clusters
         for lab in alone:
             self.clusters.release_others(lab.needs)
             self._one(lab)
@@ -169,6 +178,7 @@ class _Run:
             may_replace=lambda topic: own or topic in earlier,
             listen=lambda entry: self.listener.told(lab, entry),
             stopping=self.stopping,
+            spark=self.session.get,
         )
         marks = _log_ends(cluster)
         try:

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import Failed, HeadraceError, Unreachable
+from headrace.errors import Failed, HeadraceError, Unreachable, UsageError
 from headrace.labs.expect import holds, shown
 from headrace.labs.result import Entry
 from headrace.runtime.waiting import NotYet, eventually
@@ -36,6 +36,7 @@ from headrace.transport.topics import NewTopic, Partition
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pyspark.sql import SparkSession
 
     from headrace.cluster import Cluster
 
@@ -60,6 +61,7 @@ class Workbench:
         may_replace: Callable[[str], bool] = lambda _: False,
         listen: Callable[[Entry], None] = lambda _: None,
         stopping: threading.Event | None = None,
+        spark: Callable[[], SparkSession] | None = None,
     ) -> None:
         self.name = name
         self.cluster = cluster
@@ -72,6 +74,7 @@ class Workbench:
         self._may_replace = may_replace
         self._listen = listen
         self._stopping = stopping or threading.Event()
+        self._spark = spark
         self._children: list[tuple[subprocess.Popen[bytes], Path]] = []
         self._tidy = ExitStack()
 
@@ -138,6 +141,13 @@ class Workbench:
     def connection(self) -> Connection:
         return Connection(self.cluster.bootstrap)
 
+    @property
+    def spark(self) -> SparkSession:
+        """The session that all labs of a run share."""
+        if self._spark is None:
+            raise Failed("this run has no Spark")
+        return self._spark()
+
     @cached_property
     def files(self) -> Path:
         """A folder for the files of this run."""
@@ -168,9 +178,17 @@ class Workbench:
         if not quietly:
             settings = "".join(f" --set {key}={value}" for key, value in wanted.configs.items())
             self.shows(f"headrace topic create {name} {shape}{settings}")
-        if self._may_replace(name) and name in {found.name for found in self.admin.topics()}:
-            self.admin.delete_topics([name])
+        self.claim_topic(name)
         self.admin.create_topics([wanted])
+        return name
+
+    def claim_topic(self, name: str) -> str:
+        """No topic has that name, and the one that the experiment will make is gone at the end."""
+        if name in {found.name for found in self.admin.topics()}:
+            if not self._may_replace(name):
+                raise UsageError(f"the topic {name!r} is already there", why="no lab of this cluster has made it",
+                                 hint=f"headrace lab run {self.name} --fresh takes a cluster of its own")  # fmt: skip
+            self.admin.delete_topics([name])
         self.topics.append(name)
         self._tidy.callback(self._drop_topic, name)
         return name

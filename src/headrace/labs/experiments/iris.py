@@ -11,6 +11,9 @@ Consumer 1 reads both topics with all partitions from the beginning, prints a ta
 silence, and draws sepal length against width in three colours. Consumer 2 reads only partition 1 of virginicasetosa
 (setosa), consumer 3 only partition 0 (virginica). Since the value does not name the class, only the routing can tell
 it: one flower astray and the picture would be wrong.
+
+The same flow as a Spark pipeline (examples/iris) tells the class from topic and partition too, and writes a table of
+counts and means per class, which is compared with the means of the table that was sent.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from statistics import mean
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace import produce
+from headrace.labs.examples import Example
 from headrace.labs.expect import at_least
 from headrace.labs.figures import BLUE, GREEN, RED
 from headrace.labs.lab import Lab, Parameter
@@ -89,6 +94,24 @@ def run(lab: Workbench) -> None:
         read, _ = _consumer(lab, (_TWO,), partitions=(partition,))
         lab.check(f"consumer {number}: records of partition {partition}", 50, len(read))
         lab.check(f"consumer {number}: all of them {name}", True, sorted(map(_value, read)) == _sorted(table, name))
+    _with_spark(lab, table)
+
+
+def _with_spark(lab: Workbench, table: list[Iris]) -> None:
+    lab.step("The same with Spark", "Both topics, the class from topic and partition, counts and means per class.")
+    flow = Example(lab, "iris")
+    report = flow.run(len(table))
+    lab.check("rows written", len(table), report.run.outcomes["written"])
+    classes = {row["class"]: row for row in flow.rows("classes")}
+    found = {
+        name: (row["flowers"], round(row["mean_length"], 6), round(row["mean_width"], 6))
+        for name, row in sorted(classes.items())
+    }
+    lab.table("from the table", ["class", "flowers", "mean length", "mean width"], [(n, *f) for n, f in found.items()])
+    for name in _COLOURS:
+        lengths, widths = zip(*_sorted(table, name), strict=True)
+        means = (len(lengths), round(mean(lengths), 6), round(mean(widths), 6))
+        lab.check(f"{name}: flowers and means", means, found.get(name))
 
 
 def _consumer(lab: Workbench, topics: tuple[str, ...], partitions: tuple[int, ...] = ()) -> tuple[list[Record], float]:
@@ -138,7 +161,7 @@ def _draw(figure: Figure, records: list[Record]) -> None:
 
 LAB = Lab(
     "S0",
-    ("S0.1", "S0.2", "S0.3", "S0.4", "S0.5"),
+    ("S0.1", "S0.2", "S0.3", "S0.4", "S0.5", "S0.6"),
     run,
     parameters=(Parameter("idle_s", 10.0, "seconds of silence after which a consumer leaves", fast=1.0),),
     waits=True,

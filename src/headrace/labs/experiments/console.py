@@ -1,0 +1,242 @@
+"""The console: topics created and watched in a browser, and every number the same as Kafka's own.
+
+A person creates topics in a web page, with defaults or with settings of their own, and sees a summary; while records
+flow, the page shows what goes in and out, the bytes that are stored, and how far a group is behind. Each page has a
+twin below /api that is made of the same data, so this experiment asks the twin as a script would, with the token of the
+console's start, and compares every number with what was sent, read, and told by the brokers themselves.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from headrace import consume, produce
+from headrace.labs.expect import Expectation, at_least, contains
+from headrace.labs.figures import BLUE, ORANGE
+from headrace.labs.lab import Lab, Needs, Parameter
+from headrace.labs.workbench import Workbench
+from headrace.samples import breadcrumbs
+from headrace.transport.offsets import Until
+from headrace.transport.pace import Pace
+from headrace.transport.produce import ProduceOptions
+from headrace.transport.reading import ConsumeOptions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PLAIN, _CUSTOM, _WATCHED = "made-in-the-console", "made-with-settings", "watched"
+_SUMMARY = ("min.insync.replicas", "cleanup.policy", "retention.ms", "retention.bytes")
+_METRIC = "headrace_topic_records"
+# The console looks every other second; a busy machine may be late.
+_LOOKS_S = 30.0
+
+
+def run(lab: Workbench) -> None:
+    api = _Api(lab.cluster.open_console())
+    _way_in(lab, api)
+    _create(lab, api)
+    group = lab.group("lab-console")
+    _watch(lab, api, group)
+    _records(lab, api)
+    for topic in (_PLAIN, _CUSTOM, _WATCHED):
+        api("DELETE", f"/api/topics/{topic}")
+    lab.step("Topics are deleted in the console too")
+    left = {topic.name for topic in lab.admin.topics()} & {_PLAIN, _CUSTOM, _WATCHED}
+    lab.check("topics left", set(), left)
+
+
+class _Api:
+    """The console as a script sees it: the address that lets in carries the token."""
+
+    def __init__(self, entrance: str) -> None:
+        parts = urlsplit(entrance)
+        self.host, self.port = parts.hostname or "", parts.port or 80
+        self.entrance = f"{parts.path}?{parts.query}"
+        self.token = parts.query.partition("token=")[2]
+
+    def __call__(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Status and document of an answer."""
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        status, _, text = self.ask(method, path, headers, json.dumps(body) if body is not None else None)
+        return status, json.loads(text) if text else None
+
+    def get(self, path: str) -> Any:
+        return self("GET", path)[1]
+
+    def ask(
+        self, method: str, path: str, headers: dict[str, str], body: str | None = None
+    ) -> tuple[int, http.client.HTTPMessage, str]:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read().decode(errors="replace")
+        finally:
+            connection.close()
+
+
+def _way_in(lab: Workbench, api: _Api) -> None:
+    lab.step("The way in", "The address that is printed carries a token; a browser trades it for a session.")
+    lab.shows("headrace console")
+    page = {"Accept": "text/html"}
+    lab.check("a browser without the token", 401, api.ask("GET", "/topics", page)[0])
+    status, headers, _ = api.ask("GET", api.entrance, page)
+    lab.check("with it: sent on to the first page", [303, "/"], [status, headers["Location"]])
+    page["Cookie"] = headers["Set-Cookie"].partition(";")[0]
+    for path in ("/", "/topics", "/groups", "/brokers", "/timeline"):
+        status, _, text = api.ask("GET", path, page)
+        lab.check(f"page {path}", [200, True], [status, "<html" in text])
+    brokers = api.get("/api/brokers")["brokers"]
+    lab.check("brokers that it shows as up", set(lab.admin.live_brokers()),
+              {broker["broker_id"] for broker in brokers if broker["state"] == "up"})  # fmt: skip
+
+
+def _create(lab: Workbench, api: _Api) -> None:
+    lab.step("A topic with the defaults", "Name and partitions are all that is asked for.")
+    lab.claim_topic(_PLAIN)
+    body: dict[str, Any] = {"name": _PLAIN, "partitions": 3}
+    lab.shows(_curl("/topics", body))
+    lab.check("the answer", (201, {"topic": _PLAIN}), api("POST", "/api/topics", body))
+    _summary(lab, api, _PLAIN, {"partitions": 3})
+
+    lab.step("A topic with settings of its own")
+    lab.claim_topic(_CUSTOM)
+    own = {"cleanup.policy": "compact", "retention.ms": "3600000", "retention.bytes": "1000000"}
+    body = {"name": _CUSTOM, "partitions": 4, "replication": 2, "configs": own}
+    lab.shows(_curl("/topics", body))
+    lab.check("the answer", (201, {"topic": _CUSTOM}), api("POST", "/api/topics", body))
+    _summary(lab, api, _CUSTOM, {"partitions": 4, "replication": 2, **own})
+    status, told = api("POST", "/api/topics", body)
+    lab.check("once more: refused", 400, status)
+    lab.check("with the reason", contains("already there"), told["problem"])
+
+
+def _summary(lab: Workbench, api: _Api, topic: str, asked: dict[str, Any]) -> None:
+    """What the page shows of the topic is what the brokers have, and what was asked for."""
+    told = api.get(f"/api/topics/{topic}")["described"]
+    shown: dict[str, Any] = {"partitions": told["partition_count"], "replication": told["replication"]}
+    shown |= {name: told["configs"][name]["value"] for name in _SUMMARY}
+    found = lab.admin.describe(topic)
+    real: dict[str, Any] = {"partitions": len(found.partitions), "replication": found.replication}
+    real |= {name: found.configs[name].value for name in _SUMMARY}
+    lab.table(f"summary of {topic}", ["", "in the console", "by the brokers"],
+              [(name, shown[name], real[name]) for name in shown])  # fmt: skip
+    lab.check("what the brokers have otherwise", [], [name for name in real if real[name] != shown[name]])
+    lab.check("and what was asked for", asked, {name: shown[name] for name in asked})
+
+
+def _watch(lab: Workbench, api: _Api, group: str) -> None:
+    count = lab.p.records
+    lab.topic(_WATCHED, partitions=3)
+    lab.step("What goes in", f"{lab.p.rate:g} records a second, while the console looks every other second.")
+    lab.shows(f"headrace sample breadcrumbs --records {count} -o bcsample.json",
+              f"headrace produce {_WATCHED} bcsample.json --rate {lab.p.rate:g}")  # fmt: skip
+    options = ProduceOptions(pace=Pace(rate=lab.p.rate))
+    sent = produce(lab.cluster, _WATCHED, breadcrumbs(count, lab.seed), options=options)
+    lab.check("records acknowledged", count, sent.acknowledged)
+    (size,) = lab.admin.topic_sizes([_WATCHED])
+    now = lab.until(lambda: _seen(api, count, size.size_bytes), _LOOKS_S, "records and bytes in the console, as sent,")
+    lab.shows(_curl(f"/topics/{_WATCHED}/bytes"))
+    points = api.get(f"/api/topics/{_WATCHED}/bytes")["data"]
+    lab.output([str(point) for point in points[-3:]])
+    lab.check("records", count, now["records"])
+    lab.check("bytes stored, as the brokers say", size.size_bytes, now["size_bytes"])
+    lab.check("the newest point of the series", size.size_bytes, points[-1]["value"])
+
+    lab.step("How far a group is behind")
+    half = count // 2
+    lab.shows(f"headrace consume {_WATCHED} --group {group} --until count:{half}")
+    first = ConsumeOptions(group=group, until=Until("count", half))
+    read = sum(1 for _ in consume(lab.cluster, _WATCHED, options=first))
+    lab.check("records read", half, read)
+    lab.check("lag in the console", count - half, _lag(lab, api, group, count - half))
+    lab.shows(f"headrace consume {_WATCHED} --group {group}")
+    read = sum(1 for _ in consume(lab.cluster, _WATCHED, group=group))
+    lab.check("records read of the rest", count - half, read)
+    lab.check("lag in the console after that", 0, _lag(lab, api, group, 0))
+    _rates(lab, api, points)
+
+
+def _seen(api: _Api, records: int, size_bytes: int | None) -> Any:
+    """What the console shows, once it has looked after the last record; bytes it asks for less often than offsets."""
+    status, told = api("GET", f"/api/topics/{_WATCHED}")
+    now = told["now"] if status == 200 else None
+    return now if now and (now["records"], now["size_bytes"]) == (records, size_bytes) else None
+
+
+def _lag(lab: Workbench, api: _Api, group: str, expected: int) -> int | None:
+    """The lag that the console shows once it has seen the group's last commit, or the last one it showed."""
+    seen: list[int | None] = [None]
+
+    def look() -> bool:
+        status, told = api("GET", f"/api/groups/{quote(group)}")
+        seen[0] = told["lag"] if status == 200 else None
+        return seen[0] == expected
+
+    lab.until(look, _LOOKS_S, f"a lag of {expected} in the console")
+    return seen[0]
+
+
+def _rates(lab: Workbench, api: _Api, points: list[dict[str, Any]]) -> None:
+    lab.step("In and out over time", "The rates come from the offsets that each look saw.")
+    lab.shows(_curl(f"/topics/{_WATCHED}/rates"))
+    rates = api.get(f"/api/topics/{_WATCHED}/rates")
+    fastest = max((point["value"] or 0 for point in rates["in"]), default=0)
+    lab.measure("highest rate that the console saw", fastest, "records/s")
+    near = Expectation(f"near {lab.p.rate:g} records/s", lambda seen: 0.5 * lab.p.rate <= seen <= 2.5 * lab.p.rate)
+    lab.check("records in, at their fastest", near, fastest)
+    lab.check("looks while records came in", at_least(2), sum(bool(point["value"]) for point in rates["in"]))
+    lab.check("looks while records were read", at_least(1), sum(bool(point["value"]) for point in rates["out"]))
+    metrics = api.ask("GET", "/metrics", {"Authorization": f"Bearer {api.token}"})[2]
+    told = next((line for line in metrics.splitlines() if line.startswith(f'{_METRIC}{{topic="{_WATCHED}"}}')), "")
+    lab.check("Prometheus is told the same", f'{_METRIC}{{topic="{_WATCHED}"}} {lab.p.records}', told)
+    lab.figure("bytes", "Bytes and records in and out of the topic, as the console has kept them",
+               lambda figure: _draw(figure, points, rates), height=4.2)  # fmt: skip
+
+
+def _records(lab: Workbench, api: _Api) -> None:
+    lab.step("Records, with their fate")
+    lab.shows(_curl(f"/topics/{_WATCHED}/records?from=beginning&limit=20"))
+    page = api.get(f"/api/topics/{_WATCHED}/records?from=beginning&limit=20")
+    lab.check("records of the first page", 20, len(page["records"]))
+    lab.check("their fate", {"committed"}, {record["mark"] for record in page["records"]})
+    changed = [event for event in api.get("/api/events?limit=500") if event["topic"] == _WATCHED]
+    lab.output([event["text"] for event in changed], most=4)
+    lab.check("the timeline knows that the topic was created", at_least(1, "event"), len(changed))
+
+
+def _curl(path: str, body: Any = None) -> str:
+    data = f" -H 'Content-Type: application/json' -d '{json.dumps(body)}'" if body else ""
+    return f'curl -sH "Authorization: Bearer $(cat .headrace/console/token)"{data} "$api{path}"'
+
+
+def _draw(figure: Figure, points: list[dict[str, Any]], rates: dict[str, Any]) -> None:
+    above, below = figure.subplots(2, sharex=True)
+    zero = datetime.fromisoformat(points[0]["timestamp"])
+
+    def seconds(series: list[dict[str, Any]]) -> list[float]:
+        return [(datetime.fromisoformat(point["timestamp"]) - zero).total_seconds() for point in series]
+
+    above.step(seconds(points), [(p["value"] or 0) / 1000 for p in points], where="post", color=BLUE)
+    above.set_ylabel("kB stored")
+    for name, colour in (("in", BLUE), ("out", ORANGE)):
+        below.plot(seconds(rates[name]), [p["value"] for p in rates[name]], marker=".", color=colour, label=name)
+    below.set_ylabel("records/s")
+    below.set_xlabel("seconds")
+    below.legend()
+
+
+LAB = Lab(
+    "S3",
+    ("S3.5", "S2.B"),
+    run,
+    needs=Needs(services=("console",)),
+    parameters=(
+        Parameter("records", 1000, "breadcrumbs that are sent while the console looks"),
+        Parameter("rate", 100.0, "records a second", fast=200.0),
+    ),
+)

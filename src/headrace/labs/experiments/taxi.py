@@ -1,0 +1,151 @@
+"""Taxi rides in Avro through Spark: three versions of a schema in one topic, revenue per vendor and hour.
+
+Rides are written in the registry's wire format (a zero, four bytes that name the schema, then Avro), first with version
+1 of their schema, then with 2 and 3, as programs are updated one after another. The pipeline of examples/taxi reads
+each record with the schema that it was written with, whatever version that is, and sums up what each vendor took in
+every hour. Records that are no such thing are put among them: they end as dead letters and hold up nothing.
+
+The same sums are computed in plain Python from what a consumer reads, and must agree to the cent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from headrace import consume, produce
+from headrace.errors import CodecError
+from headrace.labs.examples import Example
+from headrace.labs.experiments.avro import TOPIC, drop_subject
+from headrace.labs.figures import COLOURS
+from headrace.labs.lab import Lab, Needs, Parameter
+from headrace.labs.workbench import Workbench
+from headrace.samples import RIDE_VERSIONS, ride_schema, taxi
+from headrace.transport.codec import Decoded, SchemaCodec
+from headrace.transport.produce import ProduceOptions
+from headrace.transport.reading import ConsumeOptions
+from headrace.transport.schemas import Registry, Schema
+from headrace.transport.shaping import Shaping
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from headrace.transport.records import Record
+
+_SUBJECT, _DEAD = f"{TOPIC}-value", "taxi.dead"
+_DAMAGED = (b"\0\0\0\xff\xffan id that nobody has", b"\1not framed at all", b"\0\0\0\0")
+
+#: Vendor and hour (in seconds since 1970) to revenue and rides.
+Revenue = dict[tuple[int, int], tuple[float, int]]
+
+
+def run(lab: Workbench) -> None:
+    lab.topic(TOPIC, partitions=4)
+    lab.topic(_DEAD)
+    with Registry(lab.cluster.registry) as registry:
+        drop_subject(registry, _SUBJECT)
+        lab.finally_(drop_subject, registry, _SUBJECT)
+        _write(lab, registry)
+        read = _as_read(lab, registry)
+    paid = [(ride, record) for ride, record in read if ride["total_amount"] >= 0]
+
+    lab.step("The pipeline", "Each record is read with its own schema, into the newest one.")
+    flow = Example(lab, "taxi")
+    report = flow.run(len(read) + len(_DAMAGED))
+    lab.check("written and dead, as plain Python says", [len(paid), len(read) - len(paid) + len(_DAMAGED)],
+              [report.run.outcomes["written"], report.run.outcomes["dead"]])  # fmt: skip
+    rules = flow.dead_by_rule()
+    lab.table("dead letters by rule", ["rule", "records"], rules.items())
+    lab.check("refunds among the dead letters", len(read) - len(paid), rules.get("is paid, not owed", 0))
+    lab.check("records in the topic of dead letters", report.run.outcomes["dead"],
+              sum(1 for _ in consume(lab.cluster, _DEAD)))  # fmt: skip
+    _compare(lab, _revenue(paid), flow)
+
+
+def _write(lab: Workbench, registry: Registry) -> None:
+    lab.step("Three versions of a ride in one topic", "Version 2 has a tip, version 3 a time of its own.")
+    for version in RIDE_VERSIONS:
+        schema = Schema(ride_schema(version))
+        lab.shows(
+            f"headrace sample taxi --shape v{version} --records {lab.p.rides} -o rides.ndjson",
+            f"headrace produce {TOPIC} rides.ndjson --value avro:ride.v{version}.avsc",
+        )
+        codec = SchemaCodec(registry, written=(registry.register(_SUBJECT, schema), schema))
+        rides = list(taxi(lab.p.rides, lab.seed + version, shape=f"v{version}"))
+        sent = produce(lab.cluster, TOPIC, rides, options=ProduceOptions(shaping=Shaping(value_codec=codec)))
+        lab.check(f"version {version}: records acknowledged", lab.p.rides, sent.acknowledged)
+    lab.check("versions of the subject", list(RIDE_VERSIONS), registry.versions(_SUBJECT))
+    lab.say("And some records that are no rides: an unknown schema, no frame, a frame cut short.")
+    lab.check("damaged records acknowledged", len(_DAMAGED), produce(lab.cluster, TOPIC, _DAMAGED).acknowledged)
+
+
+def _as_read(lab: Workbench, registry: Registry) -> list[tuple[dict[str, Any], Record]]:
+    """The rides as a consumer in Python reads them."""
+    codec = SchemaCodec(registry, subject=_SUBJECT)
+    records = list(consume(lab.cluster, TOPIC, options=ConsumeOptions(value_codec=codec)))
+    rides = [(r.decoded, r) for r in records if isinstance(r.decoded, Decoded)]
+    versions = Counter(decoded.schema_version for decoded, _ in rides)
+    lab.table("records by schema version", ["version", "records"], sorted(versions.items()))
+    lab.check("records of each version", dict.fromkeys(RIDE_VERSIONS, lab.p.rides), dict(sorted(versions.items())))
+    lab.check("records that cannot be decoded", len(_DAMAGED), sum(isinstance(r.decoded, CodecError) for r in records))
+    return [(decoded.value, record) for decoded, record in rides]
+
+
+def _revenue(rides: list[tuple[dict[str, Any], Record]]) -> Revenue:
+    """What each vendor took in each hour; a ride without a time of its own counts when it was written."""
+    totals: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for ride, record in rides:
+        picked_up = ride.get("picked_up")
+        at = picked_up.timestamp() if isinstance(picked_up, datetime) else record.timestamp_ms / 1000
+        totals[ride["vendorId"], int(at // 3600 * 3600)].append(ride["total_amount"])
+    return {place: (math.fsum(amounts), len(amounts)) for place, amounts in totals.items()}
+
+
+def _compare(lab: Workbench, expected: Revenue, flow: Example) -> None:
+    lab.step("Revenue per vendor and hour", "Computed by Spark, and a second time in plain Python.")
+    found: Revenue = {
+        (row["vendor"], int(row["window_start"].timestamp())): (row["revenue"], row["rides"])
+        for row in flow.rows("revenue")
+    }
+    lab.table(
+        "revenue", ["vendor", "hour", "by Spark", "in plain Python", "rides"],
+        [(vendor, f"{datetime.fromtimestamp(hour, UTC):%Y-%m-%d %H:%M}", f"{found[vendor, hour][0]:.2f}",
+          f"{expected.get((vendor, hour), (0.0, 0))[0]:.2f}", found[vendor, hour][1])
+         for vendor, hour in sorted(found)[:12]],
+    )  # fmt: skip
+    lab.check("vendors and hours", len(expected), len(found))
+    differing = [place for place in expected if not _same(expected[place], found.get(place))]
+    lab.check("sums that differ by a cent, or in rides", 0, len(differing), look=str(differing[:3]))
+    lab.check("rides in all windows", sum(rides for _, rides in expected.values()), sum(r for _, r in found.values()))
+    lab.figure("revenue", "Revenue per vendor and hour, of the rides that tell their time",
+               lambda figure: _draw(figure, found), height=3.0)  # fmt: skip
+
+
+def _same(one: tuple[float, int], two: tuple[float, int] | None) -> bool:
+    return two is not None and abs(one[0] - two[0]) < 0.005 and one[1] == two[1]
+
+
+def _draw(figure: Figure, found: Revenue) -> None:
+    axes = figure.subplots()
+    # Rides of versions 1 and 2 count when they were written, which is today: months away from the others.
+    first = min(hour for _, hour in found)
+    near = {place: revenue for place, (revenue, _) in found.items() if place[1] - first < 48 * 3600}
+    vendors = sorted({vendor for vendor, _ in near})
+    for at, (vendor, colour) in enumerate(zip(vendors, COLOURS, strict=False)):
+        hours = sorted(hour for one, hour in near if one == vendor)
+        places = [(hour - first) / 3600 + 0.4 * at for hour in hours]
+        axes.bar(places, [near[vendor, hour] for hour in hours], width=0.38, color=colour, label=f"vendor {vendor}")
+    axes.set_xlabel(f"hours since {datetime.fromtimestamp(first, UTC):%Y-%m-%d %H:%M}")
+    axes.set_ylabel("dollars")
+    axes.legend()
+
+
+LAB = Lab(
+    "S3",
+    ("S3.9",),
+    run,
+    needs=Needs(services=("registry",)),
+    parameters=(Parameter("rides", 1000, "rides of each schema version", fast=300),),
+)

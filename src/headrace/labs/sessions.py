@@ -1,0 +1,47 @@
+"""`SharedSession`: the one Spark session of a run of labs, started by the first lab that asks for it.
+
+A process has one session at most, and labs run side by side; so they share it, and only the run stops it. One that the
+caller has brought along is used and left as it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from headrace.home import Home
+from headrace.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class SharedSession:
+    """Safe to be asked by several labs at once."""
+
+    def __init__(self, home: Home, given: SparkSession | None = None, progress: Progress = SILENT) -> None:
+        self._home = home
+        self._given = given
+        self._progress = progress
+        self._started: SparkSession | None = None
+        self._lock = threading.Lock()
+
+    def get(self) -> SparkSession:
+        """The session; the first call takes some seconds."""
+        from headrace.pipeline.pipeline import start_session
+
+        if self._given is not None:
+            return self._given
+        with self._lock:
+            if self._started is None:
+                self._started = start_session(self._home, progress=self._progress, folder="labs/spark")
+            return self._started
+
+    def stop(self) -> None:
+        """No JVM that was started here is left."""
+        from headrace.pipeline.session import stop_spark
+
+        with self._lock:
+            if self._started is not None:
+                self._started = None
+                stop_spark()
