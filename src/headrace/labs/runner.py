@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from headrace.cluster import Cluster
 from headrace.errors import HeadraceError
@@ -29,9 +29,6 @@ from headrace.labs.result import Entry, LabResult, Trouble, kept, now, result_fo
 from headrace.labs.sessions import SharedSession
 from headrace.labs.workbench import Stopped, Workbench
 from headrace.progress import SILENT, Progress
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # More than these side by side would no longer mostly wait.
 _MOST_WAITING = 4
@@ -59,7 +56,7 @@ class RunOptions:
     fresh: bool = False
     progress: Progress = SILENT
     #: A session of the caller's; without one, labs that need Spark start one for all of them.
-    spark: SparkSession | None = None
+    spark: Any = None
 
 
 def run_labs(home: Home, labs: Sequence[Lab], options: RunOptions, listener: Listener) -> list[LabResult]:

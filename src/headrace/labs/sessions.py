@@ -7,26 +7,23 @@ caller has brought along is used and left as it is.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import Any
 
 from headrace.home import Home
 from headrace.progress import SILENT, Progress
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 class SharedSession:
     """Safe to be asked by several labs at once."""
 
-    def __init__(self, home: Home, given: SparkSession | None = None, progress: Progress = SILENT) -> None:
+    def __init__(self, home: Home, given: Any = None, progress: Progress = SILENT) -> None:
         self._home = home
         self._given = given
         self._progress = progress
-        self._started: SparkSession | None = None
+        self._started: Any = None
         self._lock = threading.Lock()
 
-    def get(self) -> SparkSession:
+    def get(self) -> Any:
         """The session; the first call takes some seconds."""
         from headrace.pipeline.pipeline import start_session
 
@@ -39,9 +36,9 @@ class SharedSession:
 
     def stop(self) -> None:
         """No JVM that was started here is left."""
-        from headrace.pipeline.session import stop_spark
-
         with self._lock:
             if self._started is not None:
+                from headrace.pipeline.session import stop_spark
+
                 self._started = None
                 stop_spark()

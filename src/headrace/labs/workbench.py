@@ -36,7 +36,6 @@ from headrace.transport.topics import NewTopic, Partition
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pyspark.sql import SparkSession
 
     from headrace.cluster import Cluster
 
@@ -61,7 +60,7 @@ class Workbench:
         may_replace: Callable[[str], bool] = lambda _: False,
         listen: Callable[[Entry], None] = lambda _: None,
         stopping: threading.Event | None = None,
-        spark: Callable[[], SparkSession] | None = None,
+        spark: Callable[[], Any] | None = None,
     ) -> None:
         self.name = name
         self.cluster = cluster
@@ -142,7 +141,7 @@ class Workbench:
         return Connection(self.cluster.bootstrap)
 
     @property
-    def spark(self) -> SparkSession:
+    def spark(self) -> Any:
         """The session that all labs of a run share."""
         if self._spark is None:
             raise Failed("this run has no Spark")
