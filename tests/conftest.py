@@ -10,13 +10,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
 from headrace.cluster import Cluster
 from headrace.runtime.process import MARKER
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytest_plugins = ["pytester"]
 
@@ -98,6 +101,18 @@ def make_home(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 @pytest.fixture
 def home(make_home: Callable[[str], Path]) -> Path:
     return make_home("home")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One session for all tests that need one: a JVM costs seconds, and a process has only one."""
+    from headrace.pipeline.flow import SETTINGS
+    from headrace.pipeline.session import SessionSpec, start_spark, stop_spark
+
+    try:
+        yield start_spark(SessionSpec(folder=tmp_path_factory.mktemp("spark") / "driver", conf=SETTINGS))
+    finally:
+        stop_spark()
 
 
 def take_down(home: Path) -> None:

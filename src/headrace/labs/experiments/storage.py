@@ -58,7 +58,7 @@ def run(lab: Workbench) -> None:
     values = [each.size_bytes or 0 for each in series]
     lab.output([str(point) for each in series for point in each.to_json()["data"]], most=6)
     lab.check("each round adds as much as the first", between(0.95, 1.05, "times the first"),
-              (values[-1] - values[0]) / lab.p.rounds / values[0])  # fmt: skip
+              (values[-1] - values[0]) / lab.p.rounds / max(values[0], 1))  # fmt: skip
     lab.figure("bytes", "Bytes of one copy of the topic over time", lambda figure: _draw(figure, series), height=2.8)
     _clean(lab, topic)
 
