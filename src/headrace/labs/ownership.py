@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 from headrace.errors import HeadraceError
@@ -67,10 +67,8 @@ class Ownership:
         zero = self.seen[0][0]
         names = sorted({name for _, owners in self.seen for name in owners})
         colours = dict(zip(names, COLOURS, strict=False))
-        for (at, owners), (then, _) in zip(self.seen, [*self.seen[1:], self.seen[-1]], strict=True):
-            for name, partitions in owners.items():
-                for partition in partitions:
-                    axes.barh(partition, then - at, left=at - zero, height=0.62, color=colours[name], linewidth=0)
+        for name, partition, begin, until in self._spans():
+            axes.barh(partition, until - begin, left=begin - zero, height=0.62, color=colours[name], linewidth=0)
         for name in names:
             axes.barh(0, 0, color=colours[name], label=name)
         for at, words in self.marks:
@@ -81,7 +79,18 @@ class Ownership:
         axes.set_ylabel("partition")
         axes.set_xlabel("seconds")
         axes.grid(visible=False)
-        axes.legend(ncols=len(names), loc="upper center", bbox_to_anchor=(0.5, -0.18))
+        figure.legend(ncols=len(names), loc="outside lower center")
+
+    def _spans(self) -> Iterator[tuple[str, int, float, float]]:
+        """Owner, partition, from when, until when: looks that saw the same are one."""
+        since: dict[tuple[str, int], float] = {}
+        for at, owners in self.seen:
+            now = {(name, partition) for name, partitions in owners.items() for partition in partitions}
+            for lost in [place for place in since if place not in now]:
+                yield (*lost, since.pop(lost), at)
+            since = {place: since.get(place, at) for place in now}
+        for place, begin in since.items():
+            yield (*place, begin, self.seen[-1][0])
 
 
 def busy(owners: Owners) -> list[str]:

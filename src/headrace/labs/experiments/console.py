@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _PLAIN, _CUSTOM, _WATCHED = "made-in-the-console", "made-with-settings", "watched"
 _SUMMARY = ("min.insync.replicas", "cleanup.policy", "retention.ms", "retention.bytes")
-_METRIC = "headrace_topic_records"
 # The console looks every other second; a busy machine may be late.
 _LOOKS_S = 30.0
 
@@ -131,6 +130,7 @@ def _summary(lab: Workbench, api: _Api, topic: str, asked: dict[str, Any]) -> No
 
 def _watch(lab: Workbench, api: _Api, group: str) -> None:
     count = lab.p.records
+    began = datetime.now(UTC)
     lab.topic(_WATCHED, partitions=3)
     lab.step("What goes in", f"{lab.p.rate:g} records a second, while the console looks every other second.")
     lab.shows(f"headrace sample breadcrumbs --records {count} -o bcsample.json",
@@ -158,7 +158,7 @@ def _watch(lab: Workbench, api: _Api, group: str) -> None:
     read = sum(1 for _ in consume(lab.cluster, _WATCHED, group=group))
     lab.check("records read of the rest", count - half, read)
     lab.check("lag in the console after that", 0, _lag(lab, api, group, 0))
-    _rates(lab, api, points)
+    _rates(lab, api, began)
 
 
 def _seen(api: _Api, records: int, size_bytes: int | None) -> Any:
@@ -181,21 +181,29 @@ def _lag(lab: Workbench, api: _Api, group: str, expected: int) -> int | None:
     return seen[0]
 
 
-def _rates(lab: Workbench, api: _Api, points: list[dict[str, Any]]) -> None:
+def _rates(lab: Workbench, api: _Api, began: datetime) -> None:
     lab.step("In and out over time", "The rates come from the offsets that each look saw.")
     lab.shows(_curl(f"/topics/{_WATCHED}/rates"))
-    rates = api.get(f"/api/topics/{_WATCHED}/rates")
-    fastest = max((point["value"] or 0 for point in rates["in"]), default=0)
+    told = {**api.get(f"/api/topics/{_WATCHED}/rates"), "bytes": api.get(f"/api/topics/{_WATCHED}/bytes")["data"]}
+    # An earlier run may have had a topic of that name too.
+    series = {name: [(_after(point, began), point["value"]) for point in told[name] if _after(point, began) >= 0]
+              for name in ("in", "out", "bytes")}  # fmt: skip
+    fastest = max((value or 0 for _, value in series["in"]), default=0)
     lab.measure("highest rate that the console saw", fastest, "records/s")
     near = Expectation(f"near {lab.p.rate:g} records/s", lambda seen: 0.5 * lab.p.rate <= seen <= 2.5 * lab.p.rate)
     lab.check("records in, at their fastest", near, fastest)
-    lab.check("looks while records came in", at_least(2), sum(bool(point["value"]) for point in rates["in"]))
-    lab.check("looks while records were read", at_least(1), sum(bool(point["value"]) for point in rates["out"]))
+    lab.check("looks while records came in", at_least(2), sum(bool(value) for _, value in series["in"]))
+    lab.check("looks while records were read", at_least(1), sum(bool(value) for _, value in series["out"]))
     metrics = api.ask("GET", "/metrics", {"Authorization": f"Bearer {api.token}"})[2]
-    told = next((line for line in metrics.splitlines() if line.startswith(f'{_METRIC}{{topic="{_WATCHED}"}}')), "")
-    lab.check("Prometheus is told the same", f'{_METRIC}{{topic="{_WATCHED}"}} {lab.p.records}', told)
+    name = f'headrace_topic_records{{topic="{_WATCHED}"}}'
+    line = next((line for line in metrics.splitlines() if line.startswith(name)), "")
+    lab.check("Prometheus is told the same", f"{name} {lab.p.records}", line)
     lab.figure("bytes", "Bytes and records in and out of the topic, as the console has kept them",
-               lambda figure: _draw(figure, points, rates), height=4.2)  # fmt: skip
+               lambda figure: _draw(figure, series), height=4.2)  # fmt: skip
+
+
+def _after(point: dict[str, Any], began: datetime) -> float:
+    return (datetime.fromisoformat(point["timestamp"]) - began).total_seconds()
 
 
 def _records(lab: Workbench, api: _Api) -> None:
@@ -214,17 +222,14 @@ def _curl(path: str, body: Any = None) -> str:
     return f'curl -sH "Authorization: Bearer $(cat .headrace/console/token)"{data} "$api{path}"'
 
 
-def _draw(figure: Figure, points: list[dict[str, Any]], rates: dict[str, Any]) -> None:
+def _draw(figure: Figure, series: dict[str, list[tuple[float, Any]]]) -> None:
     above, below = figure.subplots(2, sharex=True)
-    zero = datetime.fromisoformat(points[0]["timestamp"])
-
-    def seconds(series: list[dict[str, Any]]) -> list[float]:
-        return [(datetime.fromisoformat(point["timestamp"]) - zero).total_seconds() for point in series]
-
-    above.step(seconds(points), [(p["value"] or 0) / 1000 for p in points], where="post", color=BLUE)
+    times, sizes = zip(*series["bytes"], strict=True)
+    above.step(times, [(size or 0) / 1000 for size in sizes], where="post", marker=".", color=BLUE)
     above.set_ylabel("kB stored")
+    above.set_ylim(0)
     for name, colour in (("in", BLUE), ("out", ORANGE)):
-        below.plot(seconds(rates[name]), [p["value"] for p in rates[name]], marker=".", color=colour, label=name)
+        below.plot(*zip(*series[name], strict=True), marker=".", color=colour, label=name)
     below.set_ylabel("records/s")
     below.set_xlabel("seconds")
     below.legend()

@@ -30,6 +30,9 @@ from headrace.labs.writer import Writer
 from headrace.transport.consume import reading
 from headrace.transport.reading import ConsumeOptions
 
+# Between two kills, so that the picture shows the group at rest.
+_CALM_S = 2.0
+
 
 def run(lab: Workbench) -> None:
     _speeds(lab)
@@ -140,8 +143,9 @@ def _drill(lab: Workbench, topic: str, *, consumers: int, kills: int) -> None:
         lab.check("consumers that own something", len(partitions), len(busy(settled)))
         lab.check("consumers that are idle", consumers - len(partitions), len(idle(settled)))
         for _ in range(kills):
+            lab.wait(_CALM_S)
             _kill_one(lab, watch, running, partitions)
-        lab.wait(1)
+        lab.wait(_CALM_S)
         last = dict(watch.now)
     lab.check("each partition has one owner at the end", True, covers(last, partitions))
     if kills > 1:

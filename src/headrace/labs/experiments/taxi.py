@@ -42,6 +42,7 @@ Revenue = dict[tuple[int, int], tuple[float, int]]
 
 
 def run(lab: Workbench) -> None:
+    lab.step("Three versions of a ride in one topic", "Version 2 has a tip, version 3 a time of its own.")
     lab.topic(TOPIC, partitions=4)
     lab.topic(_DEAD)
     with Registry(lab.cluster.registry) as registry:
@@ -65,11 +66,10 @@ def run(lab: Workbench) -> None:
 
 
 def _write(lab: Workbench, registry: Registry) -> None:
-    lab.step("Three versions of a ride in one topic", "Version 2 has a tip, version 3 a time of its own.")
     for version in RIDE_VERSIONS:
         schema = Schema(ride_schema(version))
         lab.shows(
-            f"headrace sample taxi --shape v{version} --records {lab.p.rides} -o rides.ndjson",
+            f"headrace sample taxi --shape v{version} -n {lab.p.rides} --seed {lab.seed + version} -o rides.ndjson",
             f"headrace produce {TOPIC} rides.ndjson --value avro:ride.v{version}.avsc",
         )
         codec = SchemaCodec(registry, written=(registry.register(_SUBJECT, schema), schema))
@@ -135,9 +135,13 @@ def _draw(figure: Figure, found: Revenue) -> None:
     vendors = sorted({vendor for vendor, _ in near})
     for at, (vendor, colour) in enumerate(zip(vendors, COLOURS, strict=False)):
         hours = sorted(hour for one, hour in near if one == vendor)
-        places = [(hour - first) / 3600 + 0.4 * at for hour in hours]
+        places = [(hour - first) / 3600 + 0.4 * at - 0.2 for hour in hours]
         axes.bar(places, [near[vendor, hour] for hour in hours], width=0.38, color=colour, label=f"vendor {vendor}")
-    axes.set_xlabel(f"hours since {datetime.fromtimestamp(first, UTC):%Y-%m-%d %H:%M}")
+    starts = sorted({hour for _, hour in near})
+    axes.set_xticks([(hour - first) / 3600 for hour in starts],
+                    [f"{datetime.fromtimestamp(hour, UTC):%H:%M}" for hour in starts])  # fmt: skip
+    axes.grid(visible=False, axis="x")
+    axes.set_xlabel(f"hour, from {datetime.fromtimestamp(first, UTC):%Y-%m-%d} on")
     axes.set_ylabel("dollars")
     axes.legend()
 
