@@ -70,7 +70,7 @@ def _lab_markdown(result: LabResult, pictures: Path) -> str:
         lines += [f"> {result.reason}", ""]
     lines += [result.about, "", _facts_line(result), ""]
     for entry in result.entries:
-        lines += _entry_markdown(entry, pictures)
+        lines += entry_markdown(entry, pictures)
     lines += _trouble_markdown(result)
     return "\n".join(lines) + "\n"
 
@@ -85,7 +85,8 @@ def _facts_line(result: LabResult) -> str:
     )  # fmt: skip
 
 
-def _entry_markdown(entry: Entry, pictures: Path) -> list[str]:
+def entry_markdown(entry: Entry, pictures: Path) -> list[str]:
+    """One thing of a lab's story as lines; `pictures` is where the picture files lie."""
     facts = entry.facts
     match entry.kind:
         case "step":

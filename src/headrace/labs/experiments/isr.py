@@ -12,15 +12,14 @@ replica is back, writing goes on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace import consume, produce
 from headrace.cluster.segments import partitions_in, segments_in
 from headrace.labs.expect import at_least, contains
 from headrace.labs.figures import COLOURS, GREY
 from headrace.labs.lab import Lab, Needs, Parameter
+from headrace.labs.sighting import Sighting
 from headrace.labs.workbench import Workbench
 from headrace.labs.writer import Writer
 from headrace.transport.produce import ProduceOptions
@@ -38,6 +37,43 @@ def run(lab: Workbench) -> None:
     _too_few(lab, topic)
 
 
+class _Look(NamedTuple):
+    """One moment: the end of each replica's log file, what a consumer has read by then, how many are in sync."""
+
+    at: float
+    ends: dict[int, int]
+    read: int
+    isr: int
+
+
+class _Watch:
+    """Looks at a topic of one partition, again and again, and remembers when what happened."""
+
+    def __init__(self, lab: Workbench, topic: str, reader: Sighting) -> None:
+        self.looks: list[_Look] = []
+        self.marks: dict[str, float] = {}
+        self._lab, self._topic, self._reader = lab, topic, reader
+        self._began = time.monotonic()
+
+    def isr(self) -> int:
+        """How many replicas are in sync now."""
+        ends, at, read = _ends(self._lab, self._topic), time.monotonic() - self._began, len(self._reader.seen)
+        self.looks.append(_Look(at, ends, read, len(self._lab.partition(self._topic).isr)))
+        return self.looks[-1].isr
+
+    def until_isr(self, size: int, what: str) -> None:
+        self._lab.until(lambda: self.isr() == size, 60, what, every_s=0.1)
+
+    def during(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.isr()
+            self._lab.wait(0.1)
+
+    def mark(self, words: str) -> None:
+        self.marks[words] = time.monotonic() - self._began
+
+
 def _lag(lab: Workbench, topic: str) -> None:
     lab.step(
         "A follower is frozen while records are written",
@@ -45,47 +81,45 @@ def _lag(lab: Workbench, topic: str) -> None:
     )
     partition = lab.partition(topic)
     follower = next(broker for broker in partition.replicas if broker != partition.leader)
-    seen: list[tuple[float, dict[int, int], int]] = []
-    began = time.monotonic()
-
-    def isr() -> int:
-        ends = {broker: _end_on_disk(lab, topic, broker) for broker in sorted(partition.replicas)}
-        seen.append((time.monotonic() - began, ends, len(lab.partition(topic).isr)))
-        return seen[-1][2]
-
-    with Writer(lab.connection, topic, rate=lab.p.rate) as writer:
-        _during(lab, 1.5, isr)
+    with Sighting(lab.connection, [topic]) as reader, Writer(lab.connection, topic, rate=lab.p.rate) as writer:
+        watch = _Watch(lab, topic, reader)
+        watch.during(1.5)
         lab.shows(f"headrace pause {follower}")
         lab.cluster.pause(follower)
-        frozen = time.monotonic() - began
+        watch.mark("frozen")
         try:
-            lab.until(lambda: isr() == 2, 60, "the follower's leaving of the ISR", every_s=0.1)
-            left = time.monotonic() - began
-            _during(lab, 1.5, isr)
-            behind = seen[-1][1][partition.leader] - seen[-1][1][follower]
+            watch.until_isr(2, "the follower's leaving of the ISR")
+            watch.mark("left")
+            watch.during(1.5)
+            behind = watch.looks[-1].ends[partition.leader] - watch.looks[-1].ends[follower]
         finally:
             lab.shows(f"headrace resume {follower}")
             lab.cluster.resume(follower)
-        resumed = time.monotonic() - began
-        lab.until(lambda: isr() == 3, 60, "the return into the ISR", every_s=0.1)
-        back = time.monotonic() - began
-        _during(lab, 1.0, isr)
-    lab.measure("until the follower had left the ISR", left - frozen, "s")
+        watch.mark("resumed")
+        watch.until_isr(3, "the return into the ISR")
+        watch.mark("back")
+        watch.during(1.0)
+        writer.stop()
+        lab.until(lambda: len(reader.seen) >= len(writer.acknowledged), 30, "the reading of all records")
     lab.measure("how far it had fallen behind", behind, "records")
-    lab.measure("until it was back in the ISR", back - resumed, "s", "having copied what it had missed")
     lab.check("records that it lacked, at least", at_least(lab.p.rate / 4), behind)
     lab.check("records sent and acknowledged all the while", writer.sent, len(writer.acknowledged))
+    lab.check("records that the consumer got, each when it was committed", len(writer.acknowledged), len(reader.seen))
+    _tell(lab, watch, partition.leader)
     lab.until(lambda: len(set(_ends(lab, topic).values())) == 1, 30, "the same end on all replicas")
     lab.check("ends of the three log files afterwards", 1, len(set(_ends(lab, topic).values())))
-    lab.figure("lag", "How far each replica's log file reached while one of them was frozen",
-               lambda figure: _draw(figure, seen, (frozen, resumed)))  # fmt: skip
 
 
-def _during(lab: Workbench, seconds: float, look: Callable[[], object]) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        look()
-        lab.wait(0.1)
+def _tell(lab: Workbench, watch: _Watch, leader: int) -> None:
+    at = watch.marks
+    lab.measure("until the follower had left the ISR", at["left"] - at["frozen"], "s")
+    lab.measure("until it was back in the ISR", at["back"] - at["resumed"], "s", "having copied what it had missed")
+    lab.say("""Frozen, but still in the ISR: what is written now lies in the leader's log above the high watermark. It
+            is not committed, and no consumer gets it until the frozen one has left.""")
+    uncommitted = max(look.ends[leader] - look.read for look in watch.looks if at["frozen"] < look.at < at["left"])
+    lab.check("records above the high watermark then", at_least(lab.p.rate / 4), uncommitted)
+    lab.figure("lag", "How far each replica's log file reached while one was frozen, and how far a consumer could read",
+               lambda figure: _draw(figure, watch))  # fmt: skip
 
 
 def _too_few(lab: Workbench, topic: str) -> None:
@@ -133,26 +167,26 @@ def _broker_says(lab: Workbench, topic: str) -> str:
 
 
 def _ends(lab: Workbench, topic: str) -> dict[int, int]:
-    return {broker: _end_on_disk(lab, topic, broker) for broker in lab.partition(topic).replicas}
+    """Where the log file of each replica ends, by broker; nobody is asked."""
+    ends: dict[int, int] = {}
+    for node in lab.cluster.spec.brokers:
+        for folder in partitions_in(lab.cluster.home.node(node.name) / "data", topic).values():
+            found = segments_in(folder)
+            ends[node.node_id] = found[-1].next_offset if found else 0
+    return ends
 
 
-def _end_on_disk(lab: Workbench, topic: str, broker: int) -> int:
-    data: Path = lab.cluster.home.node(lab.cluster.name_of(broker)) / "data"
-    found = segments_in(partitions_in(data, topic)[0])
-    return found[-1].next_offset if found else 0
-
-
-def _draw(figure: Figure, seen: list[tuple[float, dict[int, int], int]], marks: tuple[float, float]) -> None:
+def _draw(figure: Figure, watch: _Watch) -> None:
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    for broker, colour in zip(sorted(seen[0][1]), COLOURS, strict=False):
-        above.plot(
-            [at for at, _, _ in seen], [ends[broker] for _, ends, _ in seen], label=f"broker {broker}", color=colour
-        )
-    below.step([at for at, _, _ in seen], [isr for _, _, isr in seen], where="post", color=GREY)
-    for mark, word in zip(marks, ("frozen", "resumed"), strict=True):
+    times = [look.at for look in watch.looks]
+    for broker, colour in zip(sorted(watch.looks[0].ends), COLOURS, strict=False):
+        above.plot(times, [look.ends[broker] for look in watch.looks], label=f"broker {broker}", color=colour)
+    above.plot(times, [look.read for look in watch.looks], label="read by a consumer", color=GREY, linestyle=":")
+    below.step(times, [look.isr for look in watch.looks], where="post", color=GREY)
+    for word in ("frozen", "resumed"):
         for axes in (above, below):
-            axes.axvline(mark, color=GREY, linestyle="--", linewidth=1)
-        above.annotate(word, (mark, 0.02), xycoords=("data", "axes fraction"), xytext=(4, 2),
+            axes.axvline(watch.marks[word], color=GREY, linestyle="--", linewidth=1)
+        above.annotate(word, (watch.marks[word], 0.02), xycoords=("data", "axes fraction"), xytext=(4, 2),
                        textcoords="offset points", color=GREY, fontsize=8.5)  # fmt: skip
     above.set_ylabel("records in the log file")
     above.legend()
