@@ -21,6 +21,8 @@ from headrace.console.pieces import Live, attribute, element, empty, flag, link,
 from headrace.monitor.snapshot import Snapshot
 
 _THEME = "headrace_theme"
+# From this width on, in pixels, the rail stands beside the page.
+_WIDE = 900
 _HEALTH = {"up": ("healthy", "good"), "degraded": ("degraded", "warn"), "down": ("not reachable", "bad")}
 
 
@@ -62,9 +64,13 @@ def _frame(desk: Desk, request: Request) -> None:
     live = Live(desk)
     link("Skip to content", "#content", "skip")
     rail = ui.left_drawer(value=False, fixed=True, elevated=False).classes("rail")
-    rail.props("width=208 breakpoint=900 show-if-above")
+    rail.props(f"width=208 breakpoint={_WIDE} show-if-above")
     with rail:
         ways = _rail(desk, live)
+    # On a narrow screen the rail lies over the page that was just chosen.
+    gone = f"() => {{ if (window.innerWidth < {_WIDE}) getElement({rail.id}).hide() }}"
+    for way in ways.values():
+        way.on("click", js_handler=gone)
     with ui.header(elevated=False).classes("bar"):
         ui.button(icon="menu", on_click=rail.toggle, color=None).props('flat dense round aria-label="Menu"')
         _bar(desk, live, dark)

@@ -147,6 +147,33 @@ def page(title: str, sub: str | None = None, *, crumb: tuple[str, str] | None = 
         yield side
 
 
+def once_known(
+    live: Live, is_known: Callable[[Snapshot], bool], nothing: Callable[[], ui.element]
+) -> Callable[[Callable[[], None]], None]:
+    """Decorates what builds this part of the page: it is called as soon as the watch knows what it shows.
+
+    Whoever makes a topic may be here before the watch has seen it.
+    """
+    place = ui.context.slot.parent
+
+    def decorate(build: Callable[[], None]) -> None:
+        missing = None if is_known(live.desk.now) else nothing()
+        built = False
+
+        @live
+        def look(now: Snapshot) -> None:
+            nonlocal built
+            if built or not is_known(now):
+                return
+            built = True
+            if missing is not None:
+                missing.delete()
+            with place:
+                build()
+
+    return decorate
+
+
 class Tile:
     """A number at a glance, with what it was lately behind it."""
 
@@ -216,6 +243,11 @@ def empty(icon: str, title: str, text: str, command: str | None = None) -> ui.el
         if command:
             element("code", text=command)
     return made
+
+
+def no_topic(name: str) -> ui.element:
+    return empty("topic", f"There is no topic {name}", "It may have been deleted, or was made a moment ago.",
+                 "headrace topic list")  # fmt: skip
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> None:
@@ -353,12 +385,23 @@ def button(
 
 @contextmanager
 def dialog(title: str, *, wide: bool = False) -> Iterator[ui.dialog]:
-    """A dialog that is open, and gone for good when it is closed."""
-    with ui.dialog() as made, element("q-card", f"dialog{' wide' if wide else ''}"):
+    """A dialog that is open, and gone for good when it is closed.
+
+    It belongs to the page, not to what opened it: that may be a dialog too, which is gone before.
+    """
+    with _page_here(), ui.dialog() as made, element("q-card", f"dialog{' wide' if wide else ''}"):
         element("h2", text=title)
         yield made
     made.on("hide", lambda: made.delete())
     made.open()
+
+
+def _page_here() -> ui.element:
+    """The page that is being built, or that whoever was clicked stands on."""
+    found = ui.context.slot.parent
+    while "page" not in found._classes and found.parent_slot is not None:
+        found = found.parent_slot.parent
+    return found
 
 
 async def confirm(

@@ -27,6 +27,7 @@ from headrace.console.pieces import (
     element,
     empty,
     group_href,
+    once_known,
     page,
     quoted,
     range_switch,
@@ -128,29 +129,33 @@ def late(group: GroupView) -> str:
 def show_one(desk: Desk, name: str = "") -> None:
     live = Live(desk)
     with page(name or "Group", crumb=("Groups", "/groups")) as side:
-        if name not in desk.now.groups:
-            empty(
-                "groups",
-                f"There is no group {name}",
-                "It may have been deleted or have expired.",
-                "headrace group list",
-            )
-            return
-        with side:
-            element("a", "link", "JSON", href=f"/api/groups/{quoted(name)}", target="_blank")
-            writable = not desk.read_only
-            button("Reset offsets", lambda: reset(desk, name), icon="restart_alt").set_enabled(writable)
-            button("Delete", lambda: _delete(desk, name), kind="danger-plain", icon="delete").set_enabled(writable)
-        _tiles(desk, name, live)
-        with box("columns"):
-            _lag_chart(desk, name, live)
-            _owners(desk, name, live)
-        _offsets(desk, name, live)
-        with box("columns"):
-            _members(desk, name, live)
-            with card("What changed"):
-                events = EventList(most=30, long_time=True)
-                live(lambda _: events.show(desk.history.events(group=name, most=30)))
+
+        @once_known(live, lambda now: name in now.groups, lambda: _no_group(name))
+        def build() -> None:
+            with side:
+                _buttons(desk, name)
+            _tiles(desk, name, live)
+            with box("columns"):
+                _lag_chart(desk, name, live)
+                _owners(desk, name, live)
+            _offsets(desk, name, live)
+            with box("columns"):
+                _members(desk, name, live)
+                with card("What changed"):
+                    events = EventList(most=30, long_time=True)
+                    live(lambda _: events.show(desk.history.events(group=name, most=30)))
+
+
+def _no_group(name: str) -> ui.element:
+    return empty("groups", f"There is no group {name}", "It may have been deleted or have expired.",
+                 "headrace group list")  # fmt: skip
+
+
+def _buttons(desk: Desk, name: str) -> None:
+    element("a", "link", "JSON", href=f"/api/groups/{quoted(name)}", target="_blank")
+    writable = not desk.read_only
+    button("Reset offsets", lambda: reset(desk, name), icon="restart_alt").set_enabled(writable)
+    button("Delete", lambda: _delete(desk, name), kind="danger-plain", icon="delete").set_enabled(writable)
 
 
 def _tiles(desk: Desk, name: str, live: Live) -> None:

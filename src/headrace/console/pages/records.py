@@ -24,6 +24,8 @@ from headrace.console.pieces import (
     dialog,
     element,
     empty,
+    no_topic,
+    once_known,
     page,
     pairs,
     put,
@@ -78,10 +80,9 @@ def show(desk: Desk, name: str | None = None) -> None:
                 button("Produce", lambda: produce(desk, name), kind="primary", icon="send")
         if name is None:
             empty("receipt_long", "Choose a topic", "Its newest records appear here, and everything that follows them.")
-        elif name not in desk.now.topics:
-            empty("topic", f"There is no topic {name}", "Choose another one above.", "headrace topic list")
         else:
-            browse(desk, name, live)
+            found = once_known(live, lambda now: name in now.topics, lambda: no_topic(name))
+            found(lambda: browse(desk, name, live))
 
 
 @dataclass

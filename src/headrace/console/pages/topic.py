@@ -28,7 +28,9 @@ from headrace.console.pieces import (
     empty,
     field,
     group_href,
+    no_topic,
     number,
+    once_known,
     page,
     quoted,
     range_switch,
@@ -61,32 +63,34 @@ _READERS = (
 def show(desk: Desk, name: str) -> None:
     live = Live(desk)
     with page(name, crumb=("Topics", "/topics")) as side:
-        known = desk.now.topics.get(name)
-        if known is None:
-            empty("topic", f"There is no topic {name}", "It may have been deleted, or is not known yet.",
-                  "headrace topic list")  # fmt: skip
-            return
-        with side:
-            _buttons(desk, name)
-        _tiles(desk, name, live)
-        with ui.tabs().props("dense align=left no-caps").classes("tabs-line") as tabs:
-            for label in ("Partitions", "Records", "Settings", "Readers", "Segments", "Events"):
-                ui.tab(label)
-        with ui.tab_panels(tabs, value="Partitions").props("keep-alive").classes("w-full"):
-            with ui.tab_panel("Partitions"), box("stack"):
-                _charts(desk, name, live)
-                _partitions(desk, name, live)
-            with ui.tab_panel("Records"):
-                records.browse(desk, name, live)
-            with ui.tab_panel("Settings"):
-                _settings(desk, name)
-            with ui.tab_panel("Readers"):
-                _readers(desk, name, live)
-            with ui.tab_panel("Segments"):
-                segments.show(desk, name)
-            with ui.tab_panel("Events"), card():
-                events = EventList(most=100, long_time=True, nothing="Nothing has happened to this topic.")
-                live(lambda _: events.show(desk.history.events(topic=name, most=100)))
+
+        @once_known(live, lambda now: name in now.topics, lambda: no_topic(name))
+        def build() -> None:
+            with side:
+                _buttons(desk, name)
+            _tiles(desk, name, live)
+            _tabs(desk, name, live)
+
+
+def _tabs(desk: Desk, name: str, live: Live) -> None:
+    with ui.tabs().props("dense align=left no-caps").classes("tabs-line") as tabs:
+        for label in ("Partitions", "Records", "Settings", "Readers", "Segments", "Events"):
+            ui.tab(label)
+    with ui.tab_panels(tabs, value="Partitions").props("keep-alive").classes("w-full"):
+        with ui.tab_panel("Partitions"), box("stack"):
+            _charts(desk, name, live)
+            _partitions(desk, name, live)
+        with ui.tab_panel("Records"):
+            records.browse(desk, name, live)
+        with ui.tab_panel("Settings"):
+            _settings(desk, name)
+        with ui.tab_panel("Readers"):
+            _readers(desk, name, live)
+        with ui.tab_panel("Segments"):
+            segments.show(desk, name)
+        with ui.tab_panel("Events"), card():
+            events = EventList(most=100, long_time=True, nothing="Nothing has happened to this topic.")
+            live(lambda _: events.show(desk.history.events(topic=name, most=100)))
 
 
 def _buttons(desk: Desk, name: str) -> None:

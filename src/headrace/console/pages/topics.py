@@ -198,6 +198,11 @@ def _whole(value: float | None) -> int | None:
 async def _summary(desk: Desk, name: str) -> None:
     """What was made, as the cluster tells it."""
     found = await asyncio.to_thread(desk.describe_topic, name)
+
+    def go() -> None:
+        told.close()
+        ui.navigate.to(topic_href(name))
+
     with dialog(f"{name} is created") as told:
         rows = [
             ("Partitions", str(len(found.partitions))),
@@ -207,4 +212,4 @@ async def _summary(desk: Desk, name: str) -> None:
         pairs(rows)
         with element("div", "row end"):
             button("Close", told.close)
-            button("Open", lambda: ui.navigate.to(topic_href(name)), kind="primary")
+            button("Open", go, kind="primary")
