@@ -15,7 +15,9 @@ test: $(VENV)/.dev browser
 
 # The console is tested in a real browser. Whoever may install packages gets one; others are told what is missing.
 browser:
-	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 || \
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+	  if command -v $$name >/dev/null; then exit 0; fi; \
+	done; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing chromium for the tests of the console"; \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
