@@ -179,16 +179,6 @@ def test_iris(shop: Workshop, headrace_topic: Callable[..., str]) -> None:
         assert classes[kind]["mean_width"] == pytest.approx(sum(s[1] for s in sizes) / 50)
 
 
-@pytest.fixture(scope="module")
-def with_registry(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    cluster = Cluster(tmp_path_factory.mktemp("taxi") / "home", brokers=1, services=("registry",))
-    try:
-        cluster.up()
-        yield cluster
-    finally:
-        cluster.down(wipe=True)
-
-
 def test_taxi(tmp_path: Path, with_registry: Cluster, spark: SparkSession) -> None:
     from headrace.transport.codec.avro import Avro
 

@@ -4,16 +4,25 @@ computation says it must."""
 from __future__ import annotations
 
 import datetime
+import io
+import itertools
 import json
 import random
+import uuid
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fastavro
 import pytest
 
+from headrace.cluster import Cluster
 from headrace.errors import ConfigError, Failed, SetupError
 from headrace.pipeline.sinks import write as write_sink
+from headrace.transport.admin import Admin, NewTopic
+from headrace.transport.consume import consume
+from headrace.transport.schemas import Registry
 from tests.spark.pipelines import Workshop, send, totals
 
 if TYPE_CHECKING:
@@ -151,6 +160,17 @@ into = { delta = "tables/t" }
     assert sorted(row["id"] for row in shop.rows("tables/t")) == list(range(15))
 
 
+NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+
+
+def minutes(given: float) -> datetime.datetime:
+    return NOON + datetime.timedelta(minutes=given)
+
+
+def seen_at(given: float, bus: int = 1, **more: Any) -> dict[str, Any]:
+    return {"bus": bus, "at": minutes(given).isoformat(), **more}
+
+
 LATE = """
 [pipelines.p]
 from = "<topic>"
@@ -158,30 +178,115 @@ decode = { json = "bus int, at timestamp" }
 event_time = "at"
 watermark = "10 minutes"
 into = { delta = "tables/windows" }
-aggregate = { by = ["bus"], window = "5 minutes", mode = "watermark", values = { seen = "count(*)" } }
+aggregate = { by = ["bus"], <window>, mode = "watermark", values = { seen = "count(*)" } }
+"""
+SLIDING = {(-5, 5): 2, (0, 10): 2, (55, 65): 2, (60, 70): 2}
+SESSIONS = {(0, 6): 2, (60, 66): 2}
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [('window = "10 minutes", slide = "5 minutes"', SLIDING), ('session = "5 minutes"', SESSIONS)],
+)
+def test_rows_behind_the_watermark_are_kept_and_counted(
+    shop: Workshop, headrace_topic: Topic, window: str, expected: dict[tuple[int, int], int]
+) -> None:
+    topic = headrace_topic()
+    shop.declare(LATE, topic=topic, window=window)
+    send(shop.cluster, topic, [seen_at(0), seen_at(1), seen_at(60)])
+    assert totals(shop.run()) == {"written": 3}
+    # The first of them belongs to windows that were closed.
+    send(shop.cluster, topic, [seen_at(2), seen_at(61), b"junk"])
+    assert totals(shop.run()) == {"written": 1, "late": 1, "dead": 1}
+    send(shop.cluster, topic, [seen_at(200)])
+    assert totals(shop.run()) == {"written": 1}
+    assert _windows(shop.rows("tables/windows"), "seen") == {(1, *span): count for span, count in expected.items()}
+    late = [row for row in shop.dead() if row["outcome"] == "late"]
+    assert [json.loads(row["value"]) for row in late] == [seen_at(2)]
+
+
+def _windows(rows: list[dict[str, Any]], value: str) -> dict[tuple[int, int, int], Any]:
+    """By bus, and by the minutes after noon where a window begins and ends."""
+    after = datetime.timedelta(minutes=1)
+    ends = ("window_start", "window_end")
+    return {
+        (row["bus"], *[(row[end].replace(tzinfo=datetime.UTC) - NOON) // after for end in ends]): row[value]
+        for row in rows
+    }
+
+
+EVERYWHERE = """
+[pipelines.p]
+from = "<topic>"
+decode = { json = "id int, bus int, at timestamp" }
+event_time = "at"
+deduplicate = { by = ["id"], within = "10 minutes" }
+[[pipelines.p.into]]
+delta = "tables/rows"
+[[pipelines.p.into]]
+delta = "tables/sliding"
+aggregate = { by = ["bus"], window = "10 minutes", slide = "5 minutes", values = { seen = "count(*)" } }
+[[pipelines.p.into]]
+delta = "tables/sessions"
+aggregate = { by = ["bus"], session = "3 minutes", mode = "recompute", values = { seen = "count(*)" } }
+[[pipelines.p.into]]
+topic = "<topic>-avro"
+key = "bus"
+format = "avro"
+[[pipelines.p.into]]
+console = true
 """
 
 
-def test_rows_behind_the_watermark_are_kept_and_counted(shop: Workshop, headrace_topic: Topic) -> None:
-    topic = headrace_topic()
-    shop.declare(LATE, topic=topic)
-    noon = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+def test_windows_duplicates_and_sinks_against_a_computation_of_their_own(
+    tmp_path: Path, with_registry: Cluster, spark: SparkSession
+) -> None:
+    topic = f"everywhere-{uuid.uuid4().hex[:8]}"
+    Admin(with_registry).create_topics([NewTopic(topic, 1, 1)])
+    shop = Workshop(tmp_path, with_registry, spark, with_registry.registry)
+    shop.declare(EVERYWHERE, topic=topic)
+    draw = random.Random(11)
+    kept: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
+    for _ in range(2):
+        drawn = [(draw.randrange(25), draw.randrange(3), draw.randrange(0, 90)) for _ in range(60)]
+        given = [{"id": number, "bus": bus, "minute": minute} for number, bus, minute in drawn]
+        before = len(kept)
+        for row in given:
+            if not any(row["id"] == old["id"] and abs(row["minute"] - old["minute"]) <= 10 for old in kept):
+                kept.append(row)
+        send(with_registry, topic, [seen_at(row["minute"], row["bus"], id=row["id"]) for row in given])
+        report = shop.run(show=lambda _, rows: shown.extend(rows))
+        assert totals(report) == {"written": len(kept) - before, "duplicate": 60 - (len(kept) - before)}
+        assert len(shown) == min(20, len(kept) - before)
+        shown.clear()
+    expected = sorted((row["id"], row["bus"], minutes(row["minute"])) for row in kept)
+    found = [(row["id"], row["bus"], row["at"].replace(tzinfo=datetime.UTC)) for row in shop.rows("tables/rows")]
+    assert sorted(found) == expected
+    assert _windows(shop.rows("tables/sliding"), "seen") == _sliding(kept)
+    assert _windows(shop.rows("tables/sessions"), "seen") == _sessions(kept)
+    with Registry(with_registry.registry) as registry:
+        schema = fastavro.parse_schema(json.loads(registry.version(f"{topic}-avro-value").schema.text))
+    records = list(consume(with_registry, f"{topic}-avro"))
+    values: list[Any] = [
+        fastavro.schemaless_reader(io.BytesIO((record.value or b"")[5:]), schema, None) for record in records
+    ]
+    assert sorted((row["id"], row["bus"], row["at"]) for row in values) == expected
+    assert [record.key for record in records] == [str(row["bus"]).encode() for row in values]
 
-    def at(minutes: float) -> dict[str, Any]:
-        return {"bus": 1, "at": (noon + datetime.timedelta(minutes=minutes)).isoformat()}
 
-    send(shop.cluster, topic, [at(0), at(1), at(60)])
-    assert totals(shop.run()) == {"written": 3}
-    send(shop.cluster, topic, [at(2), at(61), b"junk"])  # the first of them belongs to a window that was closed
-    assert totals(shop.run()) == {"written": 1, "late": 1, "dead": 1}
-    send(shop.cluster, topic, [at(200)])
-    assert totals(shop.run()) == {"written": 1}
-    windows = {
-        row["window_start"].hour * 60 + row["window_start"].minute: row["seen"] for row in shop.rows("tables/windows")
-    }
-    assert windows == {720: 2, 780: 2}
-    late = [row for row in shop.dead() if row["outcome"] == "late"]
-    assert [json.loads(row["value"]) for row in late] == [at(2)]
+def _sliding(rows: list[dict[str, Any]]) -> dict[tuple[int, int, int], int]:
+    starts = [(row["bus"], row["minute"] // 5 * 5 - shift) for row in rows for shift in (0, 5)]
+    return {(bus, start, start + 10): count for (bus, start), count in Counter(starts).items()}
+
+
+def _sessions(rows: list[dict[str, Any]]) -> dict[tuple[int, int, int], int]:
+    found: dict[tuple[int, int, int], int] = {}
+    for bus in {row["bus"] for row in rows}:
+        times = sorted(row["minute"] for row in rows if row["bus"] == bus)
+        cuts = [0, *[at for at in range(1, len(times)) if times[at] - times[at - 1] > 3], len(times)]
+        found |= {(bus, times[a], times[b - 1] + 3): b - a for a, b in itertools.pairwise(cuts)}
+    return found
 
 
 def test_a_trip_is_computed_anew_when_rows_come_late(shop: Workshop, headrace_topic: Topic) -> None:

@@ -1,18 +1,19 @@
 """Rows that were there before: set aside, counted, and the first of them kept.
 
 What was seen lies in a Delta table of the pipeline's own: the columns that make a row the same, and which record had
-them first. A row is a duplicate if another record had its columns first, in this batch or before. A replayed batch
-finds its own records in the table, and they are not duplicates of themselves.
+them first. A row is a duplicate if another record had its columns first, in this batch or before; with `within`, if a
+row that was kept has its columns and lies no further away in event time. A replayed batch finds its own records in the
+table, and they are not duplicates of themselves.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from headrace.pipeline.declaration import span_s
+from headrace.pipeline.declaration import Declaration, span_s
 from headrace.pipeline.ledger import BatchEntry
 from headrace.pipeline.sinks import Batch, has_written, is_table
 
@@ -27,12 +28,11 @@ def set_aside(kept: DataFrame, batch: Batch, run: Run) -> tuple[DataFrame, Batch
     wanted = run.declaration.deduplicate
     assert wanted is not None
     path = str(run.folder.root / "seen")
-    keys = [F.col(f"`{name}`") for name in wanted.by]
-    first = Window.partitionBy("_outcome", *keys).orderBy(*_FIRST)
-    marked = kept.withColumn("_again", (F.col("_outcome") == "written") & (F.row_number().over(first) > 1))
-    seen = _seen(batch, path)
-    if seen is not None:
-        marked = _marked_by(seen, marked, run, wanted.by, wanted.within)
+    seen = batch.spark.read.format("delta").load(path) if is_table(batch.spark, path) else None
+    if wanted.within:
+        marked = _marked_within(kept, seen, run.declaration, wanted.by, int(span_s(wanted.within) * 1_000_000))
+    else:
+        marked = _marked(kept, seen, wanted.by)
     again = F.col("_again")
     judged = marked.withColumns(
         {
@@ -47,29 +47,65 @@ def set_aside(kept: DataFrame, batch: Batch, run: Run) -> tuple[DataFrame, Batch
     return found, entry
 
 
-def _seen(batch: Batch, path: str) -> DataFrame | None:
-    return batch.spark.read.format("delta").load(path) if is_table(batch.spark, path) else None
-
-
-def _marked_by(seen: DataFrame, rows: DataFrame, run: Run, by: tuple[str, ...], within: str | None) -> DataFrame:
-    known = seen.select(*[F.col(f"`{name}`").alias(f"_seen_{name}") for name in (*by, *_FIRST, "_at")])
+def _marked(rows: DataFrame, seen: DataFrame | None, by: tuple[str, ...]) -> DataFrame:
+    """`rows` with `_again`: whether another record had the columns first."""
+    first = Window.partitionBy("_outcome", *_columns(by)).orderBy(*_FIRST)
+    marked = rows.withColumn("_again", (F.col("_outcome") == "written") & (F.row_number().over(first) > 1))
+    if seen is None:
+        return marked
+    known = seen.select(*[F.col(f"`{name}`").alias(f"_seen_{name}") for name in (*by, *_FIRST)])
     on = [F.col(f"`{name}`").eqNullSafe(F.col(f"`_seen_{name}`")) for name in by]
-    other = (
-        ~F.col("_offset").eqNullSafe(F.col("_seen__offset"))
-        | ~F.col("_partition").eqNullSafe(F.col("_seen__partition"))
-        | ~F.col("_topic").eqNullSafe(F.col("_seen__topic"))
+    joined = marked.join(known, [*on, F.col("_outcome") == "written"], "left")
+    same = F.struct(*_FIRST).eqNullSafe(F.struct(*[f"_seen_{name}" for name in _FIRST]))
+    before = F.col("_seen__topic").isNotNull() & ~same
+    return joined.withColumn("_again", F.col("_again") | before).drop(*known.columns)
+
+
+def _marked_within(
+    rows: DataFrame, seen: DataFrame | None, declaration: Declaration, by: tuple[str, ...], span: int
+) -> DataFrame:
+    """`rows` with `_again`: whether a row that was kept lies within the span, in microseconds.
+
+    The rows of a key are gone through in the order of their records: whether one is kept depends on those before it.
+    """
+    row = F.struct(*_FIRST, F.unix_micros(_time(declaration)).alias("at"))
+    good = rows.where("_outcome = 'written'").select(*_columns(by), row.alias("_row"))
+    grouped = good.groupBy(*_columns(by)).agg(F.array_sort(F.collect_list("_row")).alias("_rows"))
+    before = F.filter("_rows", lambda _: F.lit(False))
+    if seen is not None:
+        bounds = good.agg(F.min("_row.at"), F.max("_row.at")).first()
+        earliest, latest = bounds or (None, None)
+        known = F.struct(*_FIRST, F.unix_micros("_at").alias("at"))
+        near = seen.where(F.unix_micros("_at").between((earliest or 0) - span, (latest or 0) + span))
+        held = near.groupBy(*[F.col(f"`{name}`").alias(f"_seen_{name}") for name in by]).agg(
+            F.collect_list(known).alias("_before")
+        )
+        on = [F.col(f"`{name}`").eqNullSafe(F.col(f"`_seen_{name}`")) for name in by]
+        grouped = grouped.join(held, on, "left")
+        before = F.coalesce("_before", before)
+
+    def kept_with(kept: Column, row: Column) -> Column:
+        def is_near(other: Column) -> Column:
+            same = F.struct(*[other[name] for name in _FIRST]).eqNullSafe(F.struct(*[row[name] for name in _FIRST]))
+            return ~same & (F.abs(other["at"] - row["at"]) <= span)
+
+        return F.when(F.exists(kept, is_near), kept).otherwise(F.array_append(kept, row))
+
+    first = grouped.select(F.explode(F.aggregate("_rows", before, kept_with)).alias("_row")).select(
+        *[F.col(f"_row.{name}").alias(f"_first{name}") for name in _FIRST]
     )
-    on.append(F.col("_outcome") == "written")
-    if within and run.declaration.event_time:
-        apart = F.unix_micros(F.col(f"`{run.declaration.event_time}`")) - F.unix_micros(F.col("_seen__at"))
-        on.append(F.abs(apart) <= int(span_s(within) * 1_000_000))
-    joined = rows.join(known, on, "left")
-    # A key is in the table once, unless its rows lie further apart than `within`: one match is enough.
-    before = F.col("_seen__topic").isNotNull() & other
-    marked = joined.withColumn("_again", F.col("_again") | before)
-    if within:
-        marked = marked.dropDuplicates(list(_FIRST))
-    return marked.drop(*known.columns)
+    on = [F.col(name) == F.col(f"_first{name}") for name in _FIRST]
+    joined = rows.join(first.distinct(), on, "left")
+    again = (F.col("_outcome") == "written") & F.col("_first_topic").isNull()
+    return joined.withColumn("_again", again).drop(*first.columns)
+
+
+def _columns(by: tuple[str, ...]) -> list[Column]:
+    return [F.col(f"`{name}`") for name in by]
+
+
+def _time(declaration: Declaration) -> Column:
+    return F.col(f"`{declaration.event_time or '_timestamp'}`")
 
 
 def _remember(path: str, found: DataFrame, batch: Batch, run: Run, by: tuple[str, ...]) -> None:
@@ -77,7 +113,6 @@ def _remember(path: str, found: DataFrame, batch: Batch, run: Run, by: tuple[str
     writer = batch.writer_of(path)
     if batch.replaying and has_written(batch.spark, path, writer, batch.number):
         return
-    at = F.col(f"`{run.declaration.event_time}`") if run.declaration.event_time else F.col("_timestamp")
-    new = found.where("_outcome = 'written'").select(*[F.col(f"`{name}`") for name in by], *_FIRST, at.alias("_at"))
+    new = found.where("_outcome = 'written'").select(*_columns(by), *_FIRST, _time(run.declaration).alias("_at"))
     write = new.write.format("delta").mode("append").option("txnAppId", writer).option("txnVersion", batch.number)
     write.save(path)

@@ -208,7 +208,7 @@ def _avro(sink: Sink, rows: DataFrame, batch: Batch | None) -> Column:
     namespace = "".join(c if c.isalnum() or c == "_" else "_" for c in sink.target)
     avro = converters.toAvroType(data._jdf.schema(), False, "Row", namespace).toString()
     number = batch.registry.register(f"{sink.target}-value", Schema(avro))
-    return F.concat(F.lit(head_of(number)), to_avro(F.struct(*data.columns), avro))
+    return F.concat(F.lit(head_of(number)), to_avro(F.struct(*[F.col(f"`{name}`") for name in data.columns]), avro))
 
 
 # -- console ---------------------------------------------------------------------------------------------------------
