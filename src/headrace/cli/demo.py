@@ -153,9 +153,11 @@ def _check(cluster: Cluster, acknowledged: int) -> None:
 
 def _pipeline(app: App, cluster: Cluster, folder: Path) -> None:
     """Every record of the topic through the example's pipeline: rows, speeds, trips, and what became of each."""
+    from headrace.cli.display import Display
     from headrace.cli.pipeline import LEDGER, ledger_cells
     from headrace.pipeline.pipeline import Pipeline, example
     from headrace.pipeline.session import stop_spark
+    from headrace.transport.client import connect
 
     _heading("6. the pipeline of examples/breadcrumbs: typed, checked, into four Delta tables, on Spark")
     shutil.copy(example("breadcrumbs"), folder)
@@ -164,7 +166,8 @@ def _pipeline(app: App, cluster: Cluster, folder: Path) -> None:
     spark = pipeline.start_session(progress=app.progress)
     click.echo(f"   Spark {spark.version} is ready after {time.monotonic() - began:.1f} s")
     try:
-        report = pipeline.run(cluster, once=True, spark=spark, options=_options(app))
+        with Display(app, pipeline, connect(cluster)) as display:
+            report = pipeline.run(cluster, once=True, spark=spark, options=display.options())
     finally:
         stop_spark()
     _heading("7. the ledger: what became of every record")
@@ -187,13 +190,6 @@ def _short(value: Any) -> Any:
     if isinstance(value, float):
         return f"{value:.1f}"
     return value.strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(value, datetime) else value
-
-
-def _options(app: App) -> Any:
-    from headrace.cli.pipeline import Display
-    from headrace.pipeline.run import RunOptions
-
-    return RunOptions(say=app.say, on_batch=Display(app).batch)
 
 
 def _wait_for_interrupt(cluster: Cluster) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.app import App, Trunk, any_kafka, cli, registry_option
-from headrace.cli.output import counted, duration, print_json, print_table, say
+from headrace.cli.display import Display
+from headrace.cli.output import counted, duration, print_json, print_table
 from headrace.errors import Failed, UsageError
 from headrace.home import FILE, Home
 
 if TYPE_CHECKING:
-    from headrace.pipeline.ledger import BatchEntry
     from headrace.pipeline.pipeline import Pipeline, RunReport
     from headrace.transport.schemas import Registry
 
@@ -152,7 +151,6 @@ def run(app: App, name: str, once: bool, file: Path | None, master: str | None) 
     headrace pipeline run breadcrumbs --bootstrap kafka.example:9092 --master spark://spark.example:7077
     """
     from headrace.pipeline.declaration import Trigger
-    from headrace.pipeline.run import RunOptions
     from headrace.pipeline.session import stop_spark
 
     found = find(app, file, name)
@@ -160,53 +158,17 @@ def run(app: App, name: str, once: bool, file: Path | None, master: str | None) 
     began = time.monotonic()
     spark = found.start_session(master, app.progress)
     app.say(f"Spark {spark.version} is ready after {time.monotonic() - began:.1f} s")
-    display = Display(app)
-    options = RunOptions(Trigger("once") if once else None, say=app.say, on_batch=display.batch, show=_show_rows)
     try:
-        begun = found.begin(spark, connection, registry, options)
-        try:
-            begun.wait()
-        except KeyboardInterrupt:
-            app.say("stopping after the batch at work; Ctrl-C again leaves it to the next run")
-            begun.stop()
+        with Display(app, found, connection) as display:
+            begun = found.begin(spark, connection, registry, display.options(Trigger("once") if once else None))
+            try:
+                begun.wait()
+            except KeyboardInterrupt:
+                display.say("stopping after the batch at work; Ctrl-C again leaves it to the next run")
+                begun.stop()
     finally:
-        display.close()
         stop_spark()
-    report = found.report(begun.name)
-    _show_report(app, report, time.monotonic() - began)
-
-
-class Display:
-    """What a run says while it works: a line that changes on a terminal, a line per batch elsewhere."""
-
-    def __init__(self, app: App) -> None:
-        self.app = app
-        self.read = self.dead = 0
-        self.live = sys.stderr.isatty() and not app.quiet and not app.json
-
-    def batch(self, entry: BatchEntry) -> None:
-        self.read += entry.delivered
-        dead = entry.total("dead") + entry.total("late")
-        self.dead += dead
-        rate = entry.delivered / max(entry.seconds, 0.001)
-        text = (
-            f"batch {entry.batch}: {counted(entry.delivered, 'record')} in {entry.seconds:.1f} s ({rate:,.0f}/s), "
-            f"{entry.total('written'):,} written, {dead:,} dead or late; {self.read:,} read in all"
-        )
-        if self.live:
-            click.echo(f"\r\x1b[2K{text}", nl=False, err=True)
-        else:
-            self.app.say(text)
-
-    def close(self) -> None:
-        if self.live and self.read:
-            say("")
-
-
-def _show_rows(title: str, rows: list[dict[str, Any]]) -> None:
-    say(title)
-    if rows:
-        print_table(list(rows[0]), [list(row.values()) for row in rows])
+    _show_report(app, found.report(begun.name), time.monotonic() - began)
 
 
 def _show_report(app: App, report: RunReport, seconds: float) -> None:
@@ -276,8 +238,9 @@ def stop(app: App, name: str | None, everything: bool, file: Path | None) -> Non
     if everything == bool(name):
         raise UsageError("which pipeline?", hint="headrace pipeline stop NAME, or --all")
     found = all_of(path, home) if everything else [find(app, file, name or "")]
+    stopped = driver.stop(*[each.folder for each in found])
     for each in found:
-        if driver.stop(each.folder):
+        if each.name in stopped:
             app.say(f"{each.name} has stopped")
         elif each.folder.is_locked:
             raise Failed(
@@ -306,8 +269,19 @@ def logs(app: App, name: str | None, lines: int, file: Path | None) -> None:
     for log in (driver.log, driver.folder / "spark" / "spark.log", home.root / "spark" / "spark.log"):
         if log.is_file():
             said = log.read_text(encoding="utf-8", errors="replace").splitlines()
-            said = [line for line in said if not name or name in line or log.name == "spark.log"]
+            if name and log == driver.log:
+                said = _lines_of(name, said)
             click.echo("\n".join([f"==> {log} <==", *said[-lines:]]))
+
+
+def _lines_of(name: str, said: list[str]) -> list[str]:
+    """What the driver said of that pipeline; indented lines belong to the one above them."""
+    kept: list[str] = []
+    ours = False
+    for line in said:
+        ours = line.partition(" ")[2].startswith(f"{name}: ") if not line.startswith(" ") else ours
+        kept += [line] if ours else []
+    return kept
 
 
 @pipeline.command()

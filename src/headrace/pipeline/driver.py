@@ -3,8 +3,7 @@
 What is wanted lies in files: `pipelines/NAME/wanted.json` says that a pipeline shall run and against which Kafka. The
 driver looks at them again and again, starts what is wanted and does not run, stops what runs and is not wanted, and
 ends itself when nothing was wanted for a while. So a command never has to reach the driver, and a driver that was
-killed and started again goes on with what is wanted. A pipeline that failed is started again only when it is asked
-for anew.
+killed and started again goes on with what is wanted. What has ended or failed is not wanted any more.
 """
 
 from __future__ import annotations
@@ -16,13 +15,16 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import Failed, HeadraceError, NodeFailed
 from headrace.home import Home, read_json, write_json
 from headrace.pipeline.folder import PipelineFolder
 from headrace.runtime.process import Supervised
 from headrace.runtime.waiting import NotYet, eventually
+
+if TYPE_CHECKING:
+    from headrace.pipeline.run import Run
 
 _LOOK_EVERY_S = 0.3
 _IDLE_FOR_S = 120.0
@@ -62,13 +64,14 @@ class Driver:
             problem, _, why = str(state.get("error")).partition("\n  why: ")
             raise Failed(problem, why=why or None, log=self.log)
 
-    def stop(self, folder: PipelineFolder) -> bool:
-        """The pipeline has ended after the batch at work; False if it did not run in the background."""
-        was = folder.wanted_file.exists()
-        folder.wanted_file.unlink(missing_ok=True)
-        if self.process.find() is not None:
-            eventually(lambda: not folder.is_locked or self.process.find() is None, _STOP_WITHIN_S)
-        return was
+    def stop(self, *folders: PipelineFolder) -> list[str]:
+        """The pipelines have ended, each after its batch at work; the names of those that ran in the background."""
+        wanted = [folder for folder in folders if folder.wanted_file.exists()]
+        for folder in wanted:
+            folder.wanted_file.unlink(missing_ok=True)
+        # A driver that is dead holds no locks.
+        eventually(lambda: not any(folder.is_locked for folder in wanted), _STOP_WITHIN_S)
+        return [folder.name for folder in wanted]
 
     def end(self) -> None:
         """The driver is gone; pipelines end after their batch and stay wanted."""
@@ -103,8 +106,9 @@ class _Keeper:
         self.home = home
         self.master = master
         self.ended = threading.Event()
-        self.runs: dict[str, Any] = {}
-        self.done: dict[str, float] = {}
+        self.runs: dict[str, Run] = {}
+        #: When the pipelines that run were asked for.
+        self.asked: dict[str, float] = {}
 
     def keep(self) -> None:
         from headrace.pipeline.pipeline import start_session
@@ -143,9 +147,9 @@ class _Keeper:
         from headrace.transport.client import Connection
 
         for name, document in wanted.items():
-            if name in self.runs or self.done.get(name) == document.get("asked"):
+            if name in self.runs:
                 continue
-            self.done[name] = document.get("asked", 0.0)
+            self.asked[name] = document.get("asked", 0.0)
             try:
                 pipeline = Pipeline.from_file(document["file"], name, self.home)
                 where = Connection(document["bootstrap"], document.get("properties", {}))
@@ -163,6 +167,13 @@ class _Keeper:
         _say_of(name, f"failed: {error}")
         state = {"state": "failed", "at": time.time(), "pid": os.getpid(), "error": str(error)}
         write_json(PipelineFolder(self.home, name).state_file, state)
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """What has ended is not wanted any more, unless it was asked for anew meanwhile."""
+        file = PipelineFolder(self.home, name).wanted_file
+        if (read_json(file) or {}).get("asked") == self.asked.pop(name):
+            file.unlink(missing_ok=True)
 
     def _stop(self, wanted: dict[str, dict[str, Any]]) -> None:
         for name, run in list(self.runs.items()):
@@ -173,8 +184,7 @@ class _Keeper:
                 continue
             _say_of(name, f"has ended: {run.error}" if run.error else "has ended")
             del self.runs[name]
-            if run.error is None:
-                PipelineFolder(self.home, name).wanted_file.unlink(missing_ok=True)
+            self._forget(name)
 
 
 def _say(text: str) -> None:

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 
 from headrace.errors import Failed, HeadraceError, Unreachable
 from headrace.home import write_json
-from headrace.pipeline import aggregate, changes, sinks, source, trouble
+from headrace.pipeline import aggregate, changes, sinks, source, topics, trouble
 from headrace.pipeline.declaration import Declaration, Trigger
 from headrace.pipeline.decode import decoder
 from headrace.pipeline.flow import Flow, in_words
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from headrace.transport.schemas import Registry
 
 _ASK_EVERY_S = 1.0
-_ANSWER_WITHIN_S = 5.0
 
 
 @dataclass
@@ -198,7 +197,7 @@ class Run:
         self._require_answers()
         self._flow = self.prepare()
         self._compare()
-        self._prepare_places()
+        self._make_places()
 
     def _go_on(self) -> None:
         """The query, started again from its checkpoint as often as somebody was away."""
@@ -266,8 +265,6 @@ class Run:
 
     def _take(self, raw: DataFrame, number: int) -> None:
         """One batch: sorted out, counted, written, accounted for."""
-        if self._stop.is_set():
-            raise _StopAsked
         began = time.monotonic()
         batch = self.batch(raw.sparkSession, number)
         with self.culprit():
@@ -285,6 +282,9 @@ class Run:
             raise
 
     def batch(self, spark: SparkSession, number: int) -> sinks.Batch:
+        """What sinks must know of the batch that begins; none begins after the run was asked to stop."""
+        if self._stop.is_set():
+            raise _StopAsked
         return sinks.Batch(
             spark=spark, declaration=self.declaration, number=number, run=self.name, writer=self._writer,
             connection=self.connection, registry=self.registry, replaying=self._fresh,
@@ -408,24 +408,13 @@ class Run:
 
     # -- around it ---------------------------------------------------------------------------------------------------
 
-    def _prepare_places(self) -> None:
-        """Topics that are written to exist."""
+    def _make_places(self) -> None:
+        """Topics that are written to exist, and what exactly once needs."""
         from headrace.pipeline import kafka_sink
-        from headrace.transport.admin import Admin, NewTopic
 
-        wanted = [sink.target for sink in self.declaration.sinks if sink.kind == "topic"]
-        if self.dead_letters.kind == "topic":
-            wanted.append(self.dead_letters.target)
-        if not wanted:
-            return
-        with Admin(self.connection) as admin:
-            partitions = max(len(topic.partitions) for topic in admin.require_topics(self.declaration.topics))
-            replication = min(3, len(admin.brokers()))
-            for name in wanted:
-                # A dead letter is as large as its original, and carries more headers.
-                configs = {"max.message.bytes": str(32 << 20)} if name == self.dead_letters.target else {}
-                admin.ensure_topic(NewTopic(name, partitions, replication, configs))
-        if self.trigger.kind != "realtime":
+        topics.make(self.connection, self.declaration, self.dead_letters)
+        to_kafka = self.dead_letters.kind == "topic" or any(sink.kind == "topic" for sink in self.declaration.sinks)
+        if to_kafka and self.trigger.kind != "realtime":
             kafka_sink.prepare(self.connection)
 
     def _compare(self) -> None:
@@ -438,10 +427,7 @@ class Run:
 
     def _require_answers(self) -> None:
         """Kafka answers and has the topics; so does the registry, where there is need of one."""
-        from headrace.transport.admin import Admin
-
-        with Admin(self.connection, timeout_s=_ANSWER_WITHIN_S) as admin:
-            admin.require_topics(self.declaration.topics)
+        topics.require(self.connection, self.declaration)
         if self.registry is not None and self.declaration.needs_registry:
             self.registry.subjects()
 

@@ -137,6 +137,11 @@ def start_spark(spec: SessionSpec) -> SparkSession:
 
 
 @atexit.register
+def spark_log() -> Path | None:
+    """Where the session of this process logs."""
+    return _running.log if _running else None
+
+
 def stop_spark() -> None:
     """The session of this Python process is stopped and its JVM gone. Nothing happens if there is none."""
     global _running

@@ -17,6 +17,7 @@ from headrace.pipeline.checkpoint import Checkpoint, Offsets
 from headrace.pipeline.declaration import Declaration
 from headrace.pipeline.flow import in_words as spark_in_words
 from headrace.pipeline.folder import PipelineFolder
+from headrace.pipeline.session import spark_log
 
 if TYPE_CHECKING:
     from headrace.transport.client import Connection
@@ -59,8 +60,7 @@ def in_words(
             why="nothing of the batch counts as done; it is taken again at the next start",
             hint="make room, then start it again",
         )
-    log = folder.root.parent.parent / "spark" / "spark.log"
-    return Failed(f"pipeline {declaration.name} failed", why=spark_in_words(error)[:500], log=log)
+    return Failed(f"pipeline {declaration.name} failed", why=spark_in_words(error)[:500], log=spark_log())
 
 
 def held(connection: Connection, declaration: Declaration) -> dict[str, TopicExtent | None]:
