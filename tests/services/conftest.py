@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.cluster import Cluster
+from headrace.runtime.jars import JarCache, default_cache
+from headrace.runtime.java import find_java
 
 
 @pytest.fixture(scope="session")
 def serviced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("serviced") / "home", brokers=1, services=("registry", "connect"))
+    folder = tmp_path_factory.mktemp("serviced")
+    plugins = folder / "plugins of mine"
+    cluster = Cluster(folder / "home", brokers=1, services=("registry", "connect"), plugins=plugins)
+    put_connector(plugins / "streams")
     try:
         cluster.up()
         yield cluster
@@ -25,6 +31,20 @@ def whole(serviced: Cluster) -> Iterator[Cluster]:
     """The same, to kill services of; after the test all of them run again."""
     yield serviced
     serviced.up()
+
+
+def put_connector(folder: Path) -> None:
+    """A connector of the user's own lies in the folder: Kafka's for files, under other names of the same length."""
+    names = {"org/apache/kafka/connect/file": "com/example/connectors/ofmine", "FileStream": "MineStream"}
+    names |= {old.replace("/", "."): new.replace("/", ".") for old, new in names.items()}
+    folder.mkdir(parents=True)
+    (jar,) = JarCache(default_cache()).classpath("connect-plugins", find_java())
+    with zipfile.ZipFile(jar) as theirs, zipfile.ZipFile(folder / "mine.jar", "w") as mine:
+        for entry in theirs.namelist():
+            name, content = entry, theirs.read(entry)
+            for old, new in names.items():
+                name, content = name.replace(old, new), content.replace(old.encode(), new.encode())
+            mine.writestr(name, content)
 
 
 def lines_of(path: Path) -> list[str]:

@@ -95,6 +95,20 @@ def test_pause_resume_restart_delete(
 def test_plugins_are_listed(serviced: Cluster, run: Headrace) -> None:
     done = run("connector", "plugins", home=serviced.home.root)
     assert "org.apache.kafka.connect.file.FileStreamSinkConnector" in done.out
+    assert "com.example.connectors.ofmine.MineStreamSinkConnector" in done.out
+
+
+def test_a_connector_of_the_users_own_moves_lines(serviced: Cluster, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("mine\nown\n")
+    mine = {"connector.class": "MineStreamSource", "file": str(tmp_path / "in.txt"), "topic": topic}
+    Connectors(serviced.connect).create(f"{topic}-mine", mine)
+    values = [json.loads(record.value or b"") for record in consume(serviced, topic, until="count:2")]
+    assert [value["payload"] for value in values] == ["mine", "own"]
+
+
+def test_another_plugin_folder_restarts_the_worker(whole: Cluster, tmp_path: Path) -> None:
+    Cluster(whole.home.root, plugins=tmp_path).up()
+    assert not any("MineStream" in plugin.name for plugin in Connectors(whole.connect).plugins())
 
 
 def test_wrong_settings_are_explained_before_anything_is_created(serviced: Cluster, run: Headrace) -> None:

@@ -193,6 +193,7 @@ class Cluster:
             java = find_java(config.runtime.java_home)
             classpath = self._jars(config).classpath("kafka", java)
             spec = self._prepare(config, existing, java, classpath)
+            self._end_changed_services(existing or spec, spec)
             archive = ClassArchive(_cache(config), "kafka", java, classpath)
             starter = ServiceStarter(java, self._jars(config), _cache(config), self.progress)
             try:
@@ -313,6 +314,18 @@ class Cluster:
         if planned != spec:
             plans.save(self.home, planned)
         return planned
+
+    def _end_changed_services(self, before: ClusterSpec, after: ClusterSpec) -> None:
+        """What runs with other settings than it is to have has ended; it is started again with the rest."""
+        for service in self._services(after):
+            old = before.service(service.name)
+            if old in {None, service.service}:
+                continue
+            if old and old.storage != service.service.storage:
+                self.progress.say(f"the schemas in {old.storage} stay there: they are not moved along")
+            if service.process.find():
+                self.progress.say(f"restarting {service.name}: its settings have changed")
+                self._stop(service)
 
     def _moved(self, spec: ClusterSpec, config: Config) -> ClusterSpec:
         """The plan on the ports it is asked to have: its own, unless a base port names others."""

@@ -133,6 +133,8 @@ class Registry(Service):
                 "apicurio.storage.kind": "kafkasql",
                 "apicurio.kafkasql.bootstrap.servers": self.spec.bootstrap,
                 "apicurio.kafkasql.topic": "__headrace_registry",
+                "apicurio.kafkasql.snapshots.topic": "__headrace_registry_snapshots",
+                "apicurio.events.kafka.topic": "__headrace_registry_events",
             }
         return settings | {
             "apicurio.storage.kind": "sql",
