@@ -1,0 +1,110 @@
+"""The JSON API as a script uses it, against independent counts."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+
+from headrace.cluster import Cluster
+from headrace.runtime.waiting import eventually
+from headrace.transport.admin import Admin
+from headrace.transport.client import connect
+from headrace.transport.produce import produce
+from tests.browser.driving import ConsoleUnderTest
+
+MakeTopic = Callable[..., str]
+
+
+def test_a_script_creates_fills_reads_and_deletes_a_topic(console: ConsoleUnderTest, headrace_cluster: Cluster) -> None:
+    name = f"script-{uuid.uuid4().hex[:8]}"
+    made = console.ask("POST", "/api/topics", {"name": name, "partitions": 2, "configs": {"retention.ms": "3600000"}})
+    assert made.status == 201
+    wrote = console.ask("POST", f"/api/topics/{name}/records", {"value": "v", "key": "k", "headers": {"h": "x"}}).json()
+    record = console.get(f"/api/topics/{name}/records")["records"][0]
+    assert (record["key"]["text"], record["value"]["text"], record["headers"][0][0]) == ("k", "v", "h")
+    assert (record["partition"], record["offset"], record["mark"]) == (wrote["partition"], wrote["offset"], "committed")
+    altered = console.ask("PATCH", f"/api/topics/{name}", {"configs": {"retention.ms": None}})
+    assert altered.status == 200
+    found = console.get(f"/api/topics/{name}")["described"]
+    assert found["configs"]["retention.ms"]["source"] == "default"
+    assert console.ask("POST", f"/api/topics/{name}/clean").json()["records"] == 1
+    assert console.ask("DELETE", f"/api/topics/{name}").status == 200
+    with Admin(headrace_cluster) as admin:
+        assert name not in {topic.name for topic in admin.topics()}
+
+
+def test_bytes_over_time_end_with_what_the_brokers_tell(
+    console: ConsoleUnderTest, headrace_cluster: Cluster, headrace_topic: MakeTopic
+) -> None:
+    topic = headrace_topic(partitions=2)
+    produce(headrace_cluster, topic, ("x" * 100 for _ in range(2000)))
+    with Admin(headrace_cluster) as admin:
+        stored = admin.topic_sizes([topic])[0].size_bytes
+
+    def last() -> float | None:
+        data = console.ask("GET", f"/api/topics/{topic}/bytes").json().get("data")
+        return data[-1]["value"] if data else None
+
+    eventually(lambda: last() == stored, 30)
+    assert {"timestamp", "value"} == set(console.get(f"/api/topics/{topic}/bytes")["data"][0])
+
+
+def test_groups_lag_and_a_reset_with_preview(
+    console: ConsoleUnderTest, headrace_cluster: Cluster, headrace_topic: MakeTopic
+) -> None:
+    topic, group = headrace_topic(), f"a/b?c {uuid.uuid4().hex[:6]}"
+    produce(headrace_cluster, topic, (str(n) for n in range(40)))
+    consumer = connect(headrace_cluster).consumer({"group.id": group, "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    eventually(lambda: consumer.poll(0.5), 60)
+    consumer.commit(asynchronous=False)
+    consumer.close()
+    path = f"/api/groups/{group.replace('/', '%2F').replace('?', '%3F').replace(' ', '%20')}"
+    eventually(lambda: console.ask("GET", path).status == 200 and console.get(path)["state"] == "Empty", 30)
+    preview = console.ask("POST", f"{path}/reset", {"to": "10"}).json()
+    assert (preview.get("executed"), [p["target"] for p in preview.get("plan", ())]) == (False, [10]), preview
+    done = console.ask("POST", f"{path}/reset", {"to": "10", "execute": True})
+    assert done.status == 200
+    eventually(lambda: console.get(path)["lag"] == 30, 20)
+    assert console.ask("DELETE", path).status == 200
+
+
+def test_an_export_is_every_record(
+    console: ConsoleUnderTest, headrace_cluster: Cluster, headrace_topic: MakeTopic
+) -> None:
+    topic = headrace_topic(partitions=3)
+    produce(headrace_cluster, topic, ({"n": n} for n in range(1500)))
+    lines = console.ask("GET", f"/api/topics/{topic}/export?where=value.n%20%3E=%201000").body.splitlines()
+    assert sorted(json.loads(json.loads(line)["value"])["n"] for line in lines) == list(range(1000, 1500))
+
+
+def test_errors_are_those_of_the_command_line(console: ConsoleUnderTest) -> None:
+    missing = console.ask("GET", "/api/topics/nope/records")
+    assert missing.status == 404
+    assert missing.json()["hint"] == "headrace topic create nope"
+    wrong = console.ask("GET", "/api/topics/nope/records?where=value.x%20%3E")
+    assert wrong.status == 400
+    assert "the expression is wrong" in wrong.json()["problem"]
+    assert console.ask("POST", "/api/nodes/broker-9/kill").status == 404
+    assert console.ask("GET", "/api/schemas").json()["hint"] == "headrace up --with registry"
+
+
+def test_the_api_describes_itself(console: ConsoleUnderTest) -> None:
+    document = console.get("/api/openapi.json")
+    for path in ("/api/overview", "/api/topics", "/api/topics/{name}/records", "/api/groups", "/api/brokers",
+                 "/api/schemas", "/api/connectors", "/api/pipelines", "/api/events", "/metrics"):  # fmt: skip
+        assert path in document["paths"], path
+    assert "TopicView" in document["components"]["schemas"]
+    text = json.dumps(document)
+    for reference in {part.split('"')[0] for part in text.split('"#/components/schemas/')[1:]}:
+        assert reference in document["components"]["schemas"], reference
+
+
+def test_prometheus_reads_the_same_numbers(
+    console: ConsoleUnderTest, headrace_cluster: Cluster, headrace_topic: MakeTopic
+) -> None:
+    topic = headrace_topic()
+    produce(headrace_cluster, topic, ["a"] * 7)
+    wanted = f'headrace_topic_end_offset_total{{topic="{topic}"}} 7'
+    eventually(lambda: wanted in console.ask("GET", "/metrics").body.decode().splitlines(), 20)

@@ -1,0 +1,103 @@
+"""A pipeline from its declaration to a redriven dead letter, by the buttons of its page."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Locator, expect
+
+from headrace.cluster import Cluster
+from headrace.pipeline.driver import Driver
+from headrace.pipeline.pipeline import Pipeline
+from headrace.pipeline.status import status
+from headrace.runtime.waiting import eventually
+from headrace.transport.admin import Admin
+from headrace.transport.client import connect
+from headrace.transport.consume import consume
+from headrace.transport.produce import produce
+from tests.browser.driving import ConsoleUnderTest, Window
+
+MakeTopic = Callable[..., str]
+
+_DECLARED = """
+[pipelines.{name}]
+from         = "{topic}"
+decode       = {{ json = "n int" }}
+dead_letters = "{topic}.dead"
+trigger      = "1 second"
+expect       = {{ "is small" = "n < 100" }}
+into         = {{ delta = "tables/{name}" }}
+"""
+
+
+@pytest.fixture
+def pipeline(headrace_cluster: Cluster, headrace_topic: MakeTopic) -> Iterator[Pipeline]:
+    """A declared pipeline over a topic of eight records, two of which break its rule."""
+    home, topic, name = headrace_cluster.home, headrace_topic(partitions=2), f"p{uuid.uuid4().hex[:6]}"
+    produce(headrace_cluster, topic, ({"n": n} for n in (1, 2, 3, 4, 5, 6, 100, 200)))
+    file = home.root / "headrace.toml"
+    file.write_text(_DECLARED.format(name=name, topic=topic), encoding="utf-8")
+    try:
+        yield Pipeline.from_file(file, name, home)
+    finally:
+        Driver(home).end()
+        file.unlink()
+
+
+def value(card: Locator, label: str) -> Locator:
+    return card.locator(".tile", has=card.page.locator(".label", has_text=re.compile(f"^{label}$"))).locator(".value")
+
+
+def act(card: Locator, verb: str) -> None:
+    card.get_by_role("button", name=verb).click()
+    asked = card.page.get_by_role("dialog")
+    expect(asked.locator(".equal pre")).to_contain_text(f"headrace pipeline {verb.lower()} ")
+    asked.get_by_role("button", name=verb).click()
+
+
+def test_a_pipeline_is_started_redriven_and_stopped(
+    window: Window, console: ConsoleUnderTest, headrace_cluster: Cluster, pipeline: Pipeline
+) -> None:
+    name, (topic,) = pipeline.name, pipeline.declaration.topics
+    page = window.open("/pipelines")
+    card = page.locator("main.page section.card", has_text=name)
+    for word in (topic, "json", "1 rule", name, f"{topic}.dead"):
+        expect(card.locator(".flow")).to_contain_text(word)
+    expect(card.locator(".state")).to_have_text("never run")
+    expect(value(card, "Lag")).to_have_text("8")
+
+    act(card, "Start")
+    expect(card.locator(".state")).to_have_text("running", timeout=120_000)
+    expect(value(card, "Dead letters")).to_have_text("2", timeout=120_000)
+    expect(value(card, "Ledger")).to_have_text("balances")
+    expect(card).to_contain_text("8 read = 6 written + 2 dead + 0 late + 0 filtered + 0 duplicate")
+    expect(value(card, "Lag")).to_have_text("0")
+
+    card.get_by_role("button", name="Dead letters").click()
+    letters = page.get_by_role("dialog").locator("section.card")
+    expect(letters).to_have_count(1)
+    size = sum(len(record.value or b"") for record in consume(headrace_cluster, f"{topic}.dead"))
+    for word in ("2 by is small", "not so: n < 100", f"{size} B", '{"n":200}'):
+        expect(letters).to_contain_text(word)
+    letters.get_by_role("button", name="Redrive").click()
+    expect(letters).to_contain_text(f"2 records to {topic}")
+    with Admin(headrace_cluster) as admin:
+        assert admin.describe(topic).records == 8, "a preview sends nothing"
+    letters.get_by_role("button", name="Send them again").click()
+    expect(letters.locator(".good-news")).to_have_text("2 records sent again")
+    page.get_by_role("button", name="Close").click()
+    expect(card).to_contain_text("10 read = 6 written + 4 dead", timeout=60_000)
+
+    act(card, "Stop")
+    expect(card.locator(".state")).to_have_text("stopped", timeout=60_000)
+    produce(headrace_cluster, topic, ({"n": n} for n in range(5)))
+    expect(value(card, "Lag")).to_have_text("5")
+    told = status(connect(headrace_cluster), headrace_cluster.home, pipeline.declaration)
+    rows = {(p.partition, p.processed, p.end, p.lag) for p in told.partitions}
+    (view,) = (p for p in console.get("/api/pipelines") if p["name"] == name)
+    assert {(o["partition"], o["offset"], o["end"], o["lag"]) for o in view["offsets"]} == rows
+    metric = f'headrace_pipeline_records_total{{pipeline="{name}",outcome="dead"}} 4'
+    eventually(lambda: metric in console.ask("GET", "/metrics").body.decode().splitlines(), 20)
