@@ -185,6 +185,21 @@ def test_keys_and_values_from_the_shell(shell: Shell, write: Write, topic: str) 
     assert [json.loads(line) for line in plain.out.splitlines()] == rows
 
 
+def test_records_in_transactions_have_their_schema_too(shell: Shell, write: Write, topic: str) -> None:
+    write("ride.avsc", RIDE)
+    rows = [ride(n) for n in range(12)]
+    write("rides.ndjson", [*rows[:5], {**rows[5], "vendorId": "two"}, *rows[5:]])
+    flags = ("--value", "avro:ride.avsc", "--transaction", "4")
+    stopped = shell("produce", topic, "rides.ndjson", *flags)
+    assert stopped.code == 1
+    assert "vendorId" in stopped.err
+    aside = shell("produce", topic, "rides.ndjson", *flags, "--on-bad", "set-aside", "--json")
+    assert aside.code == 0, aside.err
+    assert (aside.json()["records"]["committed"], aside.json()["bad"]) == (12, 1)
+    found = shell("consume", topic, "--value", "registry", "--json", "--isolation", "committed")
+    assert [json.loads(line)["value"] for line in found.out.splitlines()] == [*rows[:4], *rows]
+
+
 def test_records_that_do_not_fit_stop_or_are_set_aside(shell: Shell, write: Write, topic: str, tmp_path: Path) -> None:
     write("ride.avsc", RIDE)
     rows = [ride(n) for n in range(40)]

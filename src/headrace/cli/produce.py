@@ -128,8 +128,6 @@ def produce(app: App, /, topic: str, file: str, **flags: Any) -> None:
     if flags["create"]:
         _create(app, topic, flags)
     if flags["transaction"] or flags["topics"]:
-        if flags["value"] or flags["key_codec"]:
-            raise UsageError("records in transactions are sent as they are", hint="leave out --value and --key-codec")
         _in_transactions(app, topic, file, flags)
         return
     kept = _KeptFile(flags["failed_file"] or Path(f"{topic}.failed.ndjson"))
@@ -323,9 +321,7 @@ def _conclude(app: App, report: ProduceReport, kept: _KeptFile, aside: _KeptFile
         _summary(report)
     if kept.count:
         say(f"{counted(kept.count, 'undelivered record')} kept in {kept.path}, each with its reason")
-    if report.bad:
-        where = f"kept in {aside.path}" if aside.count else "left out"
-        say(f"no record, and {where}: {counted(report.bad, 'piece')} of the input")
+    _say_bad(report.bad, aside)
     for error in (report.error, kept.error, aside.error):
         if error:
             raise error
@@ -333,6 +329,12 @@ def _conclude(app: App, report: ProduceReport, kept: _KeptFile, aside: _KeptFile
         raise KeyboardInterrupt
     if report.failed:
         raise click.exceptions.Exit(1)
+
+
+def _say_bad(count: int, aside: _KeptFile) -> None:
+    if count:
+        where = f"kept in {aside.path}" if aside.count else "left out"
+        say(f"no record, and {where}: {counted(count, 'piece')} of the input")
 
 
 def _summary(report: ProduceReport) -> None:
@@ -364,14 +366,16 @@ def _in_transactions(app: App, topic: str, file: str, flags: dict[str, Any]) -> 
         per_topic=flags["per_topic"],
         transactional_id=flags["transactional_id"],
     )
-    with _KeptFile(Path(f"{Path(file).name if file != '-' else topic}.bad.ndjson")) as aside:
+    aside = _KeptFile(Path(f"{Path(file).name if file != '-' else topic}.bad.ndjson"))
+    with contextlib.ExitStack() as stack, aside:
+        # Several topics have several subjects: then the schema must be named by its own.
+        coded = codecs(app, stack, None if plan.topics else topic, flags, reading=False)
         report = produce_in_transactions(
             app.connection(), topic, file, plan,
-            shaping=_shaping(topic, flags), input_options=_input(flags, aside), settings=_settings(flags),
-            on_result=None if app.quiet or app.json else _say_transaction,
+            shaping=replace(_shaping(topic, flags), **coded), input_options=_input(flags, aside),
+            settings=_settings(flags), on_result=None if app.quiet or app.json else _say_transaction,
         )  # fmt: skip
-    if aside.count:
-        say(f"no record, and kept in {aside.path}: {counted(aside.count, 'piece')} of the input")
+    _say_bad(report.bad, aside)
     _conclude_transactions(app, report)
     if aside.error:
         raise aside.error
@@ -401,7 +405,7 @@ def _conclude_transactions(app: App, report: TransactionReport) -> None:
     if app.json:
         print_json({
             "transactional_id": report.transactional_id, "seconds": report.seconds, "records": outcomes,
-            "transactions": [asdict(result) for result in report.transactions],
+            "bad": report.bad, "transactions": [asdict(result) for result in report.transactions],
         })  # fmt: skip
     else:
         counted = ", ".join(f"{count} records {name}" for name, count in outcomes.items() if count) or "no records"

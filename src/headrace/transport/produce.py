@@ -246,24 +246,10 @@ class _OneProducer:
 
     def _send_all(self, source: Source) -> None:
         for batch in self._batches(source):
-            for outgoing in self._shaped(batch):
+            for outgoing in self.shaper.shape_fitting(batch, self._reject):
                 self._send(outgoing)
             if self.producing.stop.is_set():
                 raise KeyboardInterrupt
-
-    def _shaped(self, batch: InputBatch) -> Iterator[Outgoing]:
-        """The batch as Kafka records. If one of them cannot be shaped, the others still are."""
-        try:
-            shaped = list(self.shaper.shape(batch))
-        except Failed as error:
-            if len(batch.values) == 1:
-                self._reject(batch, error)
-                return
-            middle = len(batch.values) // 2
-            yield from self._shaped(batch.part(0, middle))
-            yield from self._shaped(batch.part(middle, len(batch.values)))
-            return
-        yield from shaped
 
     def _reject(self, batch: InputBatch, error: Failed) -> None:
         """The one record of the batch is counted and set aside, or the error stops the reading."""

@@ -159,6 +159,20 @@ class Shaper:
         else:
             yield from self._routed(whole, objects)
 
+    def shape_fitting(self, batch: InputBatch, reject: Callable[[InputBatch, Failed], None]) -> Iterator[Outgoing]:
+        """The batch as Kafka records; each that cannot be shaped is handed to `reject`, alone, with the reason."""
+        try:
+            shaped = list(self.shape(batch))
+        except Failed as error:
+            if len(batch.values) == 1:
+                reject(batch, error)
+                return
+            middle = len(batch.values) // 2
+            yield from self.shape_fitting(batch.part(0, middle), reject)
+            yield from self.shape_fitting(batch.part(middle, len(batch.values)), reject)
+            return
+        yield from shaped
+
     def _values(self, batch: InputBatch) -> list[bytes | None]:
         wanted = self.wanted
         values: list[bytes | None] = list(batch.values)

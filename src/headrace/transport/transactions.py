@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Literal
 from headrace.errors import Failed, HeadraceError, UsageError
 from headrace.transport.admin import Admin
 from headrace.transport.client import Connection, HasBootstrap, connect, unreachable
-from headrace.transport.inputs import InputBatch, InputOptions, Place, RecordReader
+from headrace.transport.inputs import BadPiece, InputBatch, InputOptions, Place, RecordReader
 from headrace.transport.shaping import Outgoing, Shaper, Shaping, encode_value
 
 #: A transaction that was to be committed and had to be aborted has failed.
@@ -80,6 +80,8 @@ class TransactionReport:
     transactional_id: str
     transactions: list[TransactionResult] = field(default_factory=list)
     seconds: float = 0.0
+    #: Pieces of the input that are no record, or do not fit their schema: in no transaction.
+    bad: int = 0
     interrupted: bool = False
     error: HeadraceError | None = None
 
@@ -167,31 +169,13 @@ def produce_in_transactions(
     run = _Run(connection, plan, settings, on_result)
     began = time.monotonic()
     try:
-        run.all(topic, _records(source, input_options, shaper))
+        run.all(topic, run.records(source, input_options or InputOptions(), shaper))
     except KeyboardInterrupt:
         run.report.interrupted = True
     except HeadraceError as error:
         run.report.error = error
     run.report.seconds = time.monotonic() - began
     return run.report
-
-
-def _records(source: Any, options: InputOptions | None, shaper: Shaper) -> Iterator[Outgoing]:
-    """The records one by one, with key, partition, timestamp and headers."""
-    for batch in _batches(source, options or InputOptions(), shaper):
-        for shaped in shaper.shape(batch):
-            for at in range(len(shaped)):
-                yield shaped.slice(at, at + 1)
-
-
-def _batches(source: Any, options: InputOptions, shaper: Shaper) -> Iterator[InputBatch]:
-    if isinstance(source, (str, Path)) or hasattr(source, "read"):
-        wanted = replace(options, parsed=options.parsed or shaper.wanted.needs_fields)
-        with RecordReader(source, wanted) as reader:
-            yield from reader
-    else:
-        for number, record in enumerate(source, 1):
-            yield InputBatch([encode_value(record)], Place("line", number), [record])  # type: ignore[list-item]
 
 
 class _Run:
@@ -210,6 +194,32 @@ class _Run:
         name = plan.transactional_id or f"headrace-{uuid.uuid4().hex[:12]}"
         self.report = TransactionReport(name)
         self.producer = _Transactional(connection, name, settings)
+
+    def records(self, source: Any, options: InputOptions, shaper: Shaper) -> Iterator[Outgoing]:
+        """The records one by one, with key, partition, timestamp and headers."""
+
+        def reject(batch: InputBatch, error: Failed) -> None:
+            if options.on_bad == "stop":
+                raise error
+            self.report.bad += 1
+            if options.on_bad == "set-aside" and options.set_aside:
+                options.set_aside(BadPiece(batch.values[0], batch.first, error.problem))
+
+        for batch in self._batches(source, replace(options, parsed=options.parsed or shaper.wanted.needs_fields)):
+            for shaped in shaper.shape_fitting(batch, reject):
+                for at in range(len(shaped)):
+                    yield shaped.slice(at, at + 1)
+
+    def _batches(self, source: Any, options: InputOptions) -> Iterator[InputBatch]:
+        if isinstance(source, (str, Path)) or hasattr(source, "read"):
+            with RecordReader(source, options) as reader:
+                try:
+                    yield from reader
+                finally:
+                    self.report.bad += reader.bad
+        else:
+            for number, record in enumerate(source, 1):
+                yield InputBatch([encode_value(record)], Place("line", number), [record])  # type: ignore[list-item]
 
     def all(self, topic: str, records: Iterator[Outgoing]) -> None:
         places = self.plan.places(topic)
