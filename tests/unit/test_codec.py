@@ -10,6 +10,7 @@ import uuid
 from typing import Any
 
 import fastavro
+import numpy
 import pytest
 
 from headrace.errors import CodecError, UsageError
@@ -159,6 +160,15 @@ def test_every_type_comes_back(kind: Any, given: Any, read: Any) -> None:
     found = codec(document).decode_many([one(document, {"f": given})])[0]
     assert isinstance(found, Decoded), found
     assert found.value == {"f": read}
+
+
+def test_numbers_and_arrays_of_numpy_are_what_they_hold() -> None:
+    assert one(field("f", "int"), {"f": numpy.int64(7)}) == one(field("f", "int"), {"f": 7})
+    assert one(field("f", "double"), {"f": numpy.float32(0.5)}) == one(field("f", "double"), {"f": 0.5})
+    array = {"type": "array", "items": "long"}
+    assert one(field("f", array), {"f": numpy.arange(3)}) == one(field("f", array), {"f": [0, 1, 2]})
+    (refused,) = codec(field("f", "int")).encode_many([{"f": numpy.int64(2**40)}])
+    assert "out of the range" in str(refused)
 
 
 @pytest.mark.parametrize("document", ["int", "string", {"type": "array", "items": "int"}])

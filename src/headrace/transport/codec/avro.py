@@ -46,6 +46,8 @@ _PLAIN: Mapping[str, Any] = {
     **{name: Annotated[int, msgspec.Meta(ge=-(2**bits), le=2**bits - 1)] for name, bits in _RANGES.items()},
 }  # fmt: skip
 
+_AS_THEY_ARE = (bytes, datetime.datetime, datetime.date, datetime.time, decimal.Decimal, uuid.UUID)
+
 
 class Avro:
     """One Avro schema, compiled; a reader's schema if records shall be read as that one says."""
@@ -93,6 +95,7 @@ class Avro:
     def _encode_one(self, value: Any, head: bytes, text: bool) -> bytes | CodecError:
         value = self._untexted(value) if text else value
         try:
+            value = msgspec.to_builtins(value, builtin_types=_AS_THEY_ARE, enc_hook=_plain)
             fitting = msgspec.convert(value, self._type, strict=not text)
             if lost := _lost(value, fitting):
                 return CodecError(f"field {lost} is not in the schema", hint=f"the schema has {self._fields_text()}")
@@ -260,6 +263,13 @@ def _put_in(node: Any, missing: dict[str, Any], namespace: str) -> Any:
     if _is_record(node):
         changed["fields"] = [{**field, "type": _put_in(field["type"], missing, namespace)} for field in node["fields"]]
     return changed
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's scalars and arrays as the numbers and lists that they hold."""
+    if not hasattr(value, "tolist"):
+        raise NotImplementedError(f"a {type(value).__name__} has no place in Avro")
+    return value.tolist()
 
 
 def _varint(number: int) -> bytes:
