@@ -4,6 +4,7 @@
       keys/
         result.json       everything that was said, checked and measured
         *.svg             the pictures, each for light and for dark
+        files/            what the lab works with, while it runs or if it is kept
         logs/             what every node logged meanwhile, if the lab is red
         report.md, report.html
       report.md, report.html    all labs in one

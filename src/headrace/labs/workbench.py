@@ -12,6 +12,7 @@ import contextlib
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -149,11 +150,9 @@ class Workbench:
 
     @cached_property
     def files(self) -> Path:
-        """A folder for the files of this run."""
-        import shutil
-        import tempfile
-
-        made = Path(tempfile.mkdtemp(prefix=f"headrace-lab-{self.name}-"))
+        """A folder for the files of this run. One that a killed run has left is gone with its result."""
+        made = self._folder / "files"
+        made.mkdir(mode=0o700, parents=True)
         self._tidy.callback(shutil.rmtree, made, ignore_errors=True)
         return made
 

@@ -1,4 +1,4 @@
-"""The console: topics created and watched in a browser, and every number the same as Kafka's own.
+"""The console: topics created and watched in a browser, with Kafka's own numbers.
 
 A person creates topics in a web page, with defaults or with settings of their own, and sees a summary; while records
 flow, the page shows what goes in and out, the bytes that are stored, and how far a group is behind. Each page has a

@@ -1,4 +1,4 @@
-"""Taxi rides in Avro through Spark: three versions of a schema in one topic, revenue per vendor and hour.
+"""Taxi rides in Avro through Spark: three schema versions, revenue per vendor and hour.
 
 Rides are written in the registry's wire format (a zero, four bytes that name the schema, then Avro), first with version
 1 of their schema, then with 2 and 3, as programs are updated one after another. The pipeline of examples/taxi reads
