@@ -103,7 +103,7 @@ def entry_markdown(entry: Entry, pictures: Path) -> list[str]:
             note = f" ({facts['note']})" if facts["note"] else ""
             return [f"- {facts['what']}: **{quantity(facts['value'], facts['unit'])}**{note}", ""]
         case "table":
-            return [f"{facts['title']}:", "", *_table_markdown(facts["headings"], facts["rows"]), ""]
+            return [f"{facts['title']}:", "", *table_markdown(facts["headings"], facts["rows"]), ""]
         case "figure":
             return [f"![{facts['caption']}]({(pictures / facts['light']).as_posix()})", "", f"*{facts['caption']}*", ""]
 
@@ -113,7 +113,8 @@ def _check_words(facts: dict[str, Any]) -> str:
     return words if facts["holds"] or not facts["look"] else f"{words}. Look at: `{facts['look']}`"
 
 
-def _table_markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def table_markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The lines of a table."""
     yield "| " + " | ".join(map(_cell, headings)) + " |"
     yield "|" + "---|" * len(headings)
     for row in rows:

@@ -35,6 +35,7 @@ from headrace.labs.workbench import Workbench
 from headrace.samples.iris import Iris, flowers
 from headrace.transport.consume import reading
 from headrace.transport.offsets import Start, Until
+from headrace.transport.plot import Scatter, Series
 from headrace.transport.produce import ProduceOptions
 from headrace.transport.reading import ConsumeOptions
 from headrace.transport.records import Record
@@ -47,6 +48,7 @@ _TWO, _ONE = "virginicasetosa", "versicolor"
 _ROUTE = Route("class", {"virginica": (_TWO, (0,)), "setosa": (_TWO, (1,)), "versicolor": (_ONE, (0, 1))})
 _FIELDS = ("sepal_length", "sepal_width")
 _COLOURS = {"virginica": RED, "setosa": BLUE, "versicolor": GREEN}
+_SERIES = (f"virginica:red={_TWO}/0", f"setosa:blue={_TWO}/1", f"versicolor:green={_ONE}")
 
 
 def run(lab: Workbench) -> None:
@@ -55,11 +57,22 @@ def run(lab: Workbench) -> None:
         lab.topic(topic, partitions=2, replication=1)
         found = lab.admin.describe(topic)
         lab.check(f"{topic}: partitions and replication", [2, 1], [len(found.partitions), found.replication])
+    table = flowers()
+    _produce(lab, table)
+    _everything(lab)
+    lab.step("Consumers 2 and 3: one partition each")
+    for number, partition, name in ((2, 1, "setosa"), (3, 0, "virginica")):
+        lab.shows(f"headrace consume {_TWO} --partition {partition} --from beginning --until idle:{lab.p.idle_s:g}s")
+        read, _ = _consumer(lab, (_TWO,), partitions=(partition,))
+        lab.check(f"consumer {number}: records of partition {partition}", 50, len(read))
+        lab.check(f"consumer {number}: all of them {name}", True, sorted(map(_value, read)) == _sorted(table, name))
+    _with_spark(lab, table)
 
+
+def _produce(lab: Workbench, table: list[Iris]) -> None:
     lab.step(
         "The producer", "It reads the table, prints class and values, and sends the values. They are NumPy numbers."
     )
-    table = flowers()
     rows = [{"class": f.name, **dict(zip(_FIELDS, np.array(f[:2]), strict=True))} for f in table]
     lab.shows(
         "headrace sample iris -o iris.csv",
@@ -72,29 +85,29 @@ def run(lab: Workbench) -> None:
     lab.check("records acknowledged", 150, report.acknowledged)
     lab.check("the numbers are NumPy's", "float64", type(rows[0]["sepal_length"]).__name__)
 
-    lab.step("Consumer 1: everything, from the beginning", f"It leaves after {lab.p.idle_s:g} s of silence.")
-    lab.shows(f"headrace consume {_TWO} {_ONE} --from beginning --until idle:{lab.p.idle_s:g}s")
-    first, waited = _consumer(lab, (_TWO, _ONE))
-    lab.output([f"{r.topic} {(r.value or b'').decode()} in partition {r.partition}" for r in first], most=9)
+
+def _everything(lab: Workbench) -> None:
+    lab.step("Consumer 1: everything, from the beginning", f"It leaves after {lab.p.idle_s:g} s of silence, and draws.")
+    until = f"--from beginning --until idle:{lab.p.idle_s:g}s"
+    colours = " ".join(f"--plot-series {series}" for series in _SERIES)
+    lab.shows(f"headrace consume {_TWO} {_ONE} {until} --plot iris.png {colours}")
+    read, waited = _consumer(lab, (_TWO, _ONE))
+    lab.output([f"{r.topic} {(r.value or b'').decode()} in partition {r.partition}" for r in read], most=9)
     lab.measure("from the last record to leaving", waited, "s")
-    lab.check("records read", 150, len(first))
+    lab.check("records read", 150, len(read))
     lab.check("it waited for further records", at_least(lab.p.idle_s, "s"), waited)
-    places = Counter((record.topic, record.partition) for record in first)
+    places = Counter((record.topic, record.partition) for record in read)
     lab.check(f"{_TWO}/0", 50, places[_TWO, 0])
     lab.check(f"{_TWO}/1", 50, places[_TWO, 1])
     lab.check(f"{_ONE}, both partitions", [25, 25], [places[_ONE, 0], places[_ONE, 1]])
-    astray = _astray(first)
+    astray = _astray(read)
     lab.check("flowers in the wrong place", 0, len(astray), look=f"{astray[:3]}")
+    scatter = Scatter("0", "1", [Series.parse(series) for series in _SERIES])
+    for record in read:
+        scatter.add(record)
+    lab.check("points that --plot draws", dict.fromkeys(_COLOURS, 50), scatter.counts)
     lab.figure("scatter", "Sepal length against sepal width; the class is known from topic and partition alone",
-               lambda figure: _draw(figure, first))  # fmt: skip
-
-    lab.step("Consumers 2 and 3: one partition each")
-    for number, partition, name in ((2, 1, "setosa"), (3, 0, "virginica")):
-        lab.shows(f"headrace consume {_TWO} --partition {partition} --from beginning --until idle:{lab.p.idle_s:g}s")
-        read, _ = _consumer(lab, (_TWO,), partitions=(partition,))
-        lab.check(f"consumer {number}: records of partition {partition}", 50, len(read))
-        lab.check(f"consumer {number}: all of them {name}", True, sorted(map(_value, read)) == _sorted(table, name))
-    _with_spark(lab, table)
+               lambda figure: _draw(figure, read))  # fmt: skip
 
 
 def _with_spark(lab: Workbench, table: list[Iris]) -> None:
