@@ -59,7 +59,7 @@ class Display:
             # Standard output may be a pipe: what goes there must not be drawn here.
             self._live = Live(
                 get_renderable=self._picture, console=Console(stderr=True), refresh_per_second=_DRAWN_PER_S,
-                redirect_stdout=sys.stdout.isatty(),
+                redirect_stdout=sys.stdout.isatty(), transient=True,
             )  # fmt: skip
             self._live.start()
             self._looking.start()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from headrace.transport.schemas import Registry
 
 _ASK_EVERY_S = 1.0
+_SILENCE_S = 5.0
 
 
 @dataclass
@@ -94,6 +95,8 @@ class Run:
         self.places: list[tuple[str, int]] = []
         self.last_stretch = -1
         self._fresh = True
+        #: When a batch was done, or those whom the run needs were asked whether they are there.
+        self._heard_s = time.monotonic()
         self._cause: Exception | None = None
         self._stop = threading.Event()
         self._held = ExitStack()
@@ -186,6 +189,7 @@ class Run:
         self.epoch = self.folder.epoch
         with suppress(_StopAsked):
             self._patiently(self._get_ready)
+            self._say_state("running")
             self._go_on()
         wrong = self.ledger.run(self.name).unbalanced
         if wrong:
@@ -215,6 +219,8 @@ class Run:
                 self.options.say(f"cut off: {trouble.short(cause)}")
                 self._patiently(self._require_answers)
                 continue
+            finally:
+                self.query.stop()
             return
 
     def _watch(self, query: StreamingQuery) -> None:
@@ -223,6 +229,10 @@ class Run:
             # Asked between two batches, the query is idle and nothing has to be replayed.
             if self._stop.is_set() and not query.status["isTriggerActive"]:
                 query.stop()
+            # Spark itself tries for minutes before it gives up, and says nothing meanwhile.
+            if time.monotonic() - self._heard_s > _SILENCE_S and not self._stop.is_set():
+                self._patiently(self._require_answers)
+                self._heard_s = time.monotonic()
 
     def _enter_stretches(self, query: StreamingQuery) -> None:
         """Real-time mode has no batches of ours: it tells what it has done when a stretch of it ends."""
@@ -403,6 +413,7 @@ class Run:
         self.ledger.enter(self.name, entry)
         self.batches += 1
         self._fresh = False
+        self._heard_s = time.monotonic()
         self._say_state("running", batch=entry.batch)
         self.options.on_batch(entry)
 
@@ -448,7 +459,7 @@ class Run:
             else:
                 if told:
                     self.options.say("there is an answer again: going on")
-                self._say_state("running")
+                    self._say_state("running")
                 return
         raise _StopAsked
 
