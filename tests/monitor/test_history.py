@@ -94,6 +94,17 @@ def test_of_a_lag_the_peak_is_kept_and_of_a_rate_the_mean(make: Callable[..., Hi
     assert 40 < sum(means) / len(means) < 60
 
 
+@pytest.mark.parametrize("metric", ["lag", "in"])
+def test_what_holds_after_a_peak_is_not_the_peak(make: Callable[..., History], metric: str) -> None:
+    history, key = make(), ("group", "g", metric)
+    for second, value in ((0, 5.0), (2, 900.0), (4, 0.0), (1800, 0.0), (1900, 0.0), (2000, 3.0)):
+        history.record(NOW + second, {key: value})
+    for most in (400, 3):
+        points = history.series(*key, since=NOW, most=most)
+        assert max(value or 0 for _, value in points) > 100
+        assert {value for at, value in points if NOW + 4 <= at / 1000 < NOW + 2000} == {0.0}
+
+
 def test_the_file_stays_below_its_limit(make: Callable[..., History]) -> None:
     history = make(most_bytes=400_000)
     for second in range(0, 1200, 2):

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -309,23 +309,22 @@ class History:
             self._db.execute(f"delete from {table} where id <= (select max(id) from {table}) - ?", (most,))  # noqa: S608
 
     def _compact(self, cut: int, slot: int) -> None:
-        """Of every `slot` milliseconds before `cut`, one point is left. What was done before is not done again."""
+        """Points before `cut` are coarser: see `_coarser`. What was done before is not done again."""
         done = self._db.execute("select until from compacted where slot = ?", (slot,)).fetchone()
         began, cut = (done[0] if done else 0), cut - cut % slot
+        if began >= cut:
+            return
         rows = self._db.execute(
             "select p.series, p.at, p.value, s.metric from points p join series s on s.id = p.series "
             "where p.at >= ? and p.at < ? order by p.series, p.at",
-            (began, cut),
+            (began, cut + slot),  # the slot behind tells what holds on until then
         ).fetchall()
         self._db.execute("insert or replace into compacted values (?, ?)", (slot, cut))
-        gone: list[tuple[int, int]] = []
         kept: list[tuple[int, int, float]] = []
-        for (series, _), group in groupby(rows, key=lambda row: (row[0], row[1] // slot)):
-            points = list(group)
-            if len(points) > 1:
-                gone += [(series, at) for _, at, _, _ in points]
-                kept.append((series, points[-1][1], _summary([(at, v) for _, at, v, _ in points], points[0][3])))
-        self._db.executemany("delete from points where series = ? and at = ?", gone)
+        for (series, metric), group in groupby(rows, key=lambda row: (row[0], row[3])):
+            coarser = _coarser([(at, value) for _, at, value, _ in group], slot, metric)
+            kept += [(series, at, value) for at, value in coarser if at < cut]
+        self._db.execute("delete from points where at >= ? and at < ?", (began, cut))
         self._db.executemany("insert into points values (?, ?, ?)", kept)
 
     def _shrink(self) -> None:
@@ -342,6 +341,24 @@ class History:
         orphans = self._db.execute("select id from series where id not in (select distinct series from points)")
         self._db.executemany("delete from series where id = ?", [r for r in orphans.fetchall() if r[0] not in in_use])
         self._db.execute("pragma incremental_vacuum")
+
+
+def _coarser(points: Sequence[tuple[int, float]], slot: int, metric: str) -> list[tuple[int, float]]:
+    """One point for every `slot` milliseconds that have some.
+
+    A value holds until the next point, so one that holds beyond its slot is kept beside the slot's peak or mean.
+    """
+    out: list[tuple[int, float]] = []
+    slots = [list(group) for _, group in groupby(points, key=lambda point: point[0] // slot)]
+    for found, after in zip_longest(slots, slots[1:]):
+        at, last = found[-1]
+        value = _summary(found, metric)
+        holds_on = after is None or after[0][0] // slot > at // slot + 1
+        if holds_on and value != last:
+            out += [(found[0][0], value), (at, last)]
+        else:
+            out.append((at, value))
+    return out
 
 
 def _summary(points: Sequence[tuple[int, float]], metric: str) -> float:
@@ -383,13 +400,10 @@ def _thinned(points: list[Point], most: int, metric: str) -> list[Point]:
         return points
     slot = (points[-1][0] - points[0][0]) // most + 1
     out: list[Point] = []
-    for _, group in groupby(points, key=lambda point: point[0] // slot):
+    for is_gap, group in groupby(points, key=lambda point: point[1] is None):
         found = list(group)
         known = [(at, value) for at, value in found if value is not None]
-        if known:
-            out.append((known[-1][0], _summary(known, metric)))
-        if any(value is None for _, value in found):
-            out.append((found[-1][0], None))
+        out += [(found[-1][0], None)] if is_gap else _coarser(known, slot, metric)
     return out
 
 

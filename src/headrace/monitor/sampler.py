@@ -134,5 +134,5 @@ def _numbers(snapshot: Snapshot) -> Iterable[tuple[SeriesKey, float | None]]:
         yield ("broker", str(broker.broker_id), "bytes"), broker.size_bytes
     for pipeline in snapshot.pipelines:
         yield ("pipeline", pipeline.name, "lag"), pipeline.lag
-        yield ("pipeline", pipeline.name, "rate"), pipeline.rate_per_s
+        yield ("pipeline", pipeline.name, "rate"), pipeline.rate_per_s or 0.0
         yield ("pipeline", pipeline.name, "batch_s"), pipeline.batch_s
