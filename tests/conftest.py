@@ -29,6 +29,17 @@ _SCRIPT = Path(sys.executable).with_name("headrace")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+#: Two processes share the tests (`pytest -n 2 --dist loadgroup`), each with one cluster for all of its own; those that
+#: need Spark are together, because there is one session too.
+_WITH_SPARK = {"browser", "docs", "e2e", "labs", "monitor", "spark"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        item.add_marker(pytest.mark.xdist_group("spark" if folder in _WITH_SPARK else "kafka"))
+
+
 @dataclass(frozen=True)
 class Done:
     """How a command ended and what it said."""
