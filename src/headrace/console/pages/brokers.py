@@ -92,7 +92,7 @@ def _tiles(live: Live) -> None:
             lag = max((v.lag for v in found.voters if v.voter), default=0)
             voters = sum(v.voter for v in found.voters)
             controller.show(f"node {found.leader_id}", f"epoch {found.leader_epoch}")
-            quorum.show(words.plural(voters, "voter"), f"the slowest is {words.plural(lag, 'record')} behind")
+            quorum.show(words.plural(voters, "voter"), f"slowest: {words.plural(lag, 'record')} behind")
         else:
             controller.show("none", "nobody leads the metadata quorum", "bad")
             quorum.show(words.DASH, "")
@@ -115,7 +115,7 @@ def _broker_rows(brokers: Sequence[BrokerView]) -> list[Row]:
                 "state_state": kind,
                 "address": f"{b.host}:{b.port}",
                 "rack": b.rack or words.DASH,
-                "role": "active controller" if b.controller else "broker",
+                "role": "controller" if b.controller else "broker",
                 "leaders": b.leaders,
                 "leaders_share": round(100 * b.leaders / most),
                 "replicas": b.replicas,

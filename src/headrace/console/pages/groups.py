@@ -61,7 +61,7 @@ _LIST = (
 _OFFSETS = (
     Column("topic", "Topic", "name"),
     Column("partition", "Partition", "number"),
-    Column("committed", "Committed", "number"),
+    Column("committed", "Committed", "number", wide=True),
     Column("end", "End", "number"),
     Column("lag", "Lag", "meter"),
     Column("late", "Behind", "number", wide=True),
@@ -139,11 +139,10 @@ def show_one(desk: Desk, name: str = "") -> None:
                 _lag_chart(desk, name, live)
                 _owners(desk, name, live)
             _offsets(desk, name, live)
-            with box("columns"):
-                _members(desk, name, live)
-                with card("What changed"):
-                    events = EventList(most=30, long_time=True)
-                    live(lambda _: events.show(desk.history.events(group=name, most=30)))
+            _members(desk, name, live)
+            with card("What changed"):
+                events = EventList(most=30, long_time=True)
+                live(lambda _: events.show(desk.history.events(group=name, most=30)))
 
 
 def _no_group(name: str) -> ui.element:
@@ -171,7 +170,7 @@ def _tiles(desk: Desk, name: str, live: Live) -> None:
             return
         state.show(group.state, f"{group.type} protocol, coordinator {group.coordinator}")
         lag.show(words.short_count(group.lag), "records to read")
-        behind.show(late(group), "since the first unread was written")
+        behind.show(late(group), "oldest unread record")
         read.show(words.rate(group.read_per_s), "by committed offsets")
         members.show(
             words.count(len(group.members)) if group.members is not None else words.DASH,

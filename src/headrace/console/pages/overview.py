@@ -1,4 +1,4 @@
-"""Health in one glance: throughput in and out, disk, lag, brokers, and what changed lately."""
+"""Health in one glance: throughput in and out, disk, lag, brokers, pipelines, and what changed lately."""
 
 from __future__ import annotations
 
@@ -29,12 +29,19 @@ from headrace.console.pieces import (
     state,
 )  # fmt: skip
 from headrace.console.tables import Column, Row, Table
-from headrace.monitor.snapshot import BrokerView, Snapshot
+from headrace.monitor.snapshot import Snapshot
 
 BROKER_STATES: dict[str, tuple[str, State]] = {
     "up": ("up", "good"),
     "quiet": ("not answering", "warn"),
     "down": ("down", "bad"),
+}
+PIPELINE_STATES: dict[str, State] = {
+    "running": "good",
+    "waiting": "warn",
+    "stopped": "none",
+    "never run": "none",
+    "failed": "bad",
 }
 
 
@@ -51,6 +58,7 @@ def show(desk: Desk) -> None:
                 _busiest(desk, live)
             with box("stack"):
                 _brokers(live)
+                _pipelines(live)
                 _lately(desk, live)
 
 
@@ -170,7 +178,7 @@ def _brokers(live: Live) -> None:
             lines.clear()
             with place:
                 for broker in now.brokers:
-                    lines[broker.broker_id] = _broker_line(broker)
+                    lines[broker.broker_id] = _line(f"broker {broker.broker_id}", "/brokers")
                 if not now.brokers:
                     element("div", "muted", "No broker has answered yet.")
         for broker in now.brokers:
@@ -180,12 +188,33 @@ def _brokers(live: Live) -> None:
             put(note, ("controller · " if broker.controller else "") + " · ".join(told))
 
 
-def _broker_line(broker: BrokerView) -> tuple[ui.element, ui.element]:
-    with element("div", "row"):
-        link(f"broker {broker.broker_id}", "/brokers")
+def _line(name: str, href: str) -> tuple[ui.element, ui.element]:
+    """A name with a note and a state, to be filled in."""
+    with element("div", "row one-line"):
+        link(name, href)
         note = element("span", "muted grow", "")
         badge = state("", "none")
     return badge, note
+
+
+def _pipelines(live: Live) -> None:
+    """Only where there are some."""
+    with card("Pipelines") as made:
+        place = element("div", "stack tight")
+    lines: dict[str, tuple[ui.element, ui.element]] = {}
+
+    @live
+    def show(now: Snapshot) -> None:
+        made.set_visibility(bool(now.pipelines))
+        if list(lines) != [p.name for p in now.pipelines]:
+            place.clear()
+            lines.clear()
+            with place:
+                lines.update({p.name: _line(p.name, "/pipelines") for p in now.pipelines})
+        for pipeline in now.pipelines:
+            badge, note = lines[pipeline.name]
+            show_state(badge, pipeline.state, PIPELINE_STATES[pipeline.state])
+            put(note, f"{words.short_count(pipeline.lag)} to read" if pipeline.lag else "nothing to read")
 
 
 def _lately(desk: Desk, live: Live) -> None:

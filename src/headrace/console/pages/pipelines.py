@@ -13,10 +13,10 @@ from nicegui import ui
 from headrace.console import pipelines, words
 from headrace.console.charts import VIOLET, Line, TimeChart
 from headrace.console.desk import Desk
+from headrace.console.pages.overview import PIPELINE_STATES
 from headrace.console.pieces import (
     EqualPanel,
     Live,
-    State,
     Tile,
     Verdict,
     attempt,
@@ -39,13 +39,6 @@ from headrace.console.tables import Column, Row, Table
 from headrace.errors import HeadraceError
 from headrace.monitor.snapshot import LedgerView, PipelineView, Snapshot
 
-_STATES: dict[str, State] = {
-    "running": "good",
-    "waiting": "warn",
-    "stopped": "none",
-    "never run": "none",
-    "failed": "bad",
-}
 _OFFSETS = (
     Column("topic", "Topic", "name"),
     Column("partition", "Partition", "number"),
@@ -135,7 +128,7 @@ class _Card:
 
     def show(self, pipeline: PipelineView) -> None:
         self.pipeline = pipeline
-        show_state(self._state, pipeline.state, _STATES[pipeline.state])
+        show_state(self._state, pipeline.state, PIPELINE_STATES[pipeline.state])
         put(self._problem, pipeline.problem or "")
         self._problem.set_visibility(bool(pipeline.problem))
         put(self._warnings, "\n".join(pipeline.warnings[:6]))
@@ -164,7 +157,8 @@ class _Card:
         self._kept.show(words.size(pipeline.state_bytes), "kept between batches")
         self._kept.box.set_visibility(pipeline.state_bytes is not None)
         if pipeline.watermark_ms is not None:
-            self._watermark.show(words.short_moment(pipeline.watermark_ms), "event time; what is older is late")
+            day, _, clock = words.moment(pipeline.watermark_ms).partition(" ")
+            self._watermark.show(clock[:8], f"{day}, event time")
         self._watermark.box.set_visibility(pipeline.watermark_ms is not None)
 
     def _show_ledger(self, ledger: LedgerView | None) -> None:
@@ -173,7 +167,8 @@ class _Card:
         told = f"{words.plural(ledger.read, 'record')} read"
         self._ledger.show("balances" if ledger.balanced else "is wrong", told, "" if ledger.balanced else "bad")
         self._dead.show(words.count(ledger.dead + ledger.late), f"{ledger.dead:,} dead, {ledger.late:,} late")
-        parts = " + ".join(f"{getattr(ledger, outcome):,} {outcome}" for outcome in _OUTCOMES)
+        counts = {outcome: getattr(ledger, outcome) for outcome in _OUTCOMES}
+        parts = " + ".join(f"{count:,} {outcome}" for outcome, count in counts.items() if count or outcome == "written")
         put(self._account, f"{ledger.read:,} read {'=' if ledger.balanced else '≠'} {parts}")
 
     def _act(self, verb: str) -> None:
