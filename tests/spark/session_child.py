@@ -15,6 +15,8 @@ from pathlib import Path
 
 from headrace.errors import HeadraceError
 from headrace.pipeline import session
+from headrace.pipeline.flow import SETTINGS
+from headrace.pipeline.pipeline import Pipeline
 from headrace.pipeline.session import SessionSpec, start_spark, stop_spark
 
 # Executors on the machine that runs everything else: small, and quick to start rather than quick to run.
@@ -52,12 +54,10 @@ def wait(folder: Path) -> None:
     sys.stdin.read()
 
 
-def cluster(folder: Path, master: str) -> None:
-    """A table written and read by the executors of another Spark; where they found this package."""
-    spark = start_spark(SessionSpec(folder, master, conf=_SMALL_CLUSTER))
-    table = str(folder / "table")
-    spark.range(0, 1000, 1, 4).selectExpr("id", "id % 7 as kind").write.format("delta").save(table)
-    kinds = spark.read.format("delta").load(table).groupBy("kind").count().orderBy("kind").collect()
+def cluster(folder: Path, master: str, name: str, bootstrap: str) -> None:
+    """A pipeline of the folder on the executors of another Spark; where they found this package."""
+    spark = start_spark(SessionSpec(folder / "spark", master, conf={**SETTINGS, **_SMALL_CLUSTER}))
+    report = Pipeline.from_file(folder, name).run(bootstrap, once=True, spark=spark)
 
     def who(rows: Iterable[int]) -> Iterator[tuple[int, str, int]]:
         import headrace
@@ -66,8 +66,9 @@ def cluster(folder: Path, master: str) -> None:
 
     found = spark.sparkContext.parallelize(range(100), 4).mapPartitions(who).collect()
     executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
-    tell(kinds=[row["count"] for row in kinds], executors=executors, packages=sorted({file for _, file, _ in found}),
-         total=sum(total for _, _, total in found), here=os.getpid() in {pid for pid, _, _ in found})  # fmt: skip
+    tell(outcomes=report.run.outcomes, balanced=report.run.balanced, executors=executors,
+         packages=sorted({file for _, file, _ in found}), total=sum(total for _, _, total in found),
+         here=os.getpid() in {pid for pid, _, _ in found})  # fmt: skip
     stop_spark()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
-import shutil
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +13,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace.cluster import Cluster
+from headrace.pipeline.tables import read_table
+from headrace.runtime.waiting import eventually
 from headrace.samples import Sample, breadcrumbs, iris, ride_schema, taxi
 from headrace.transport.admin import Admin, NewTopic
+from headrace.transport.consume import consume
 from headrace.transport.schemas import Registry, Schema
+from tests.spark.children import PATIENCE_S, processes_in, told
 from tests.spark.pipelines import Workshop, send, totals
+from tests.spark.standalone import standalone
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,13 +29,12 @@ if TYPE_CHECKING:
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def take(name: str, shop: Workshop, **topics: str) -> None:
+def take(name: str, folder: Path, **topics: str) -> None:
     """The example in the test's folder, on topics of the test."""
     text = (EXAMPLES / name / "headrace.toml").read_text(encoding="utf-8")
     for old, new in topics.items():
         text = text.replace(f'"{old.replace("__", ".")}', f'"{new}').replace(f"'{old}'", f"'{new}'")
-    shop.file.write_text(text, encoding="utf-8")
-    shutil.rmtree(shop.folder / "tables", ignore_errors=True)
+    (folder / "headrace.toml").write_text(text, encoding="utf-8")
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def shop(tmp_path: Path, headrace_cluster: Any, spark: SparkSession) -> Workshop
 
 def test_breadcrumbs(shop: Workshop, headrace_topic: Callable[..., str]) -> None:
     topic = headrace_topic(partitions=3)
-    take("breadcrumbs", shop, breadcrumbs=topic)
+    take("breadcrumbs", shop.folder, breadcrumbs=topic)
     name = next(iter(shop.file.read_text().split("[pipelines.")[1:])).split("]")[0]
     old = _values(breadcrumbs(records=600, bad=0.05, seed=3))
     new = _values(breadcrumbs(records=400, bad=0.05, seed=4, shape=2022))
@@ -58,6 +61,29 @@ def test_breadcrumbs(shop: Workshop, headrace_topic: Callable[..., str]) -> None
     assert dead > 20
     _check_trips(shop, expected)
     _check_speeds(shop, expected)
+
+
+@pytest.mark.timeout(PATIENCE_S)  # six JVMs start from nothing: on a busy machine that takes its time
+def test_breadcrumbs_on_a_cluster_of_two_workers(
+    tmp_path: Path, headrace_cluster: Any, headrace_topic: Callable[..., str]
+) -> None:
+    topic = headrace_topic(partitions=2)
+    take("breadcrumbs", tmp_path, breadcrumbs=topic)
+    given = _values(breadcrumbs(records=300, bad=0.1, seed=5))
+    send(headrace_cluster, topic, given)
+    with standalone(tmp_path / "cluster") as master:
+        [answer] = told("cluster", tmp_path, master, "breadcrumbs", headrace_cluster.bootstrap)
+    rows = [row for row in map(_independent, given) if row is not None]
+    assert answer["balanced"]
+    assert (answer["outcomes"]["written"], answer["outcomes"]["dead"]) == (len(rows), len(given) - len(rows))
+    found = [row for batch in read_table(tmp_path / "tables/breadcrumbs").batches() for row in batch.to_pylist()]
+    assert _sorted([{**row, "at": row["at"].replace(tzinfo=None)} for row in found]) == _sorted(rows)
+    assert sum(1 for _ in consume(headrace_cluster, f"{topic}.dead")) == len(given) - len(rows)
+    assert answer["executors"] == 2
+    assert answer["total"] == sum(range(100))
+    assert not answer["here"]
+    assert all("headrace.zip" in package for package in answer["packages"])
+    eventually(lambda: not processes_in(tmp_path), 120)
 
 
 def _values(sample: Sample) -> list[bytes]:
@@ -156,7 +182,7 @@ def _check_speeds(shop: Workshop, rows: list[dict[str, Any]]) -> None:
 
 def test_iris(shop: Workshop, headrace_topic: Callable[..., str]) -> None:
     both, one = headrace_topic(partitions=2), headrace_topic(partitions=2)
-    take("iris", shop, virginicasetosa=both, versicolor=one)
+    take("iris", shop.folder, virginicasetosa=both, versicolor=one)
     text = shop.file.read_text().replace(f"then '{one}'", "then 'versicolor'")
     shop.file.write_text(text)
     producer_rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -185,7 +211,7 @@ def test_taxi(tmp_path: Path, with_registry: Cluster, spark: SparkSession) -> No
     topic = "datatalkclub.yellow_taxi_rides"
     Admin(with_registry).create_topics([NewTopic(topic, 2, 1)])
     shop = Workshop(tmp_path, with_registry, spark, with_registry.registry)
-    take("taxi", shop)
+    take("taxi", tmp_path)
     rides: list[dict[str, Any]] = []
     with Registry(with_registry.registry) as registry:
         for version in (1, 2, 3):

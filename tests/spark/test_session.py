@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -18,52 +15,12 @@ import pytest
 from headrace.errors import UsageError
 from headrace.pipeline import session
 from headrace.pipeline.session import SessionSpec, start_spark
-from headrace.runtime.process import MARKER, Supervised
+from headrace.runtime.process import Supervised
 from headrace.runtime.waiting import eventually
-from tests.spark.standalone import standalone
+from tests.spark.children import child, processes_in, told
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-@contextmanager
-def child(what: str, folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """Another Python with a session of its own; whatever happens, it is ended behind the block."""
-    command = [sys.executable, "-m", "tests.spark.session_child", what, str(folder), *words]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=_ROOT
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-_ROOT = Path(__file__).parents[2]
-_PATIENCE_S = 600
-
-
-def told(what: str, folder: Path, *words: str) -> list[dict[str, Any]]:
-    """What the child said on standard output; that it was silent elsewhere."""
-    with child(what, folder, *words) as process:
-        out, err = process.communicate(timeout=_PATIENCE_S)
-    assert err == ""
-    assert process.returncode == 0
-    return [json.loads(line) for line in out.splitlines()]
-
-
-def processes_in(folder: Path) -> list[psutil.Process]:
-    """Every process that names a folder below `folder` as its owner."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()
-        except psutil.Error:
-            continue
-        if any(word.startswith(f"{MARKER}{folder}") for word in words):
-            found.append(process)
-    return found
 
 
 def test_delta_kafka_and_avro_are_there(spark: SparkSession, tmp_path: Path) -> None:
@@ -175,15 +132,3 @@ def test_what_spark_refuses_is_told_in_one_line(
     assert (answer["error"], answer["code"]) == (problem, code)
     assert (why or "") in (answer["why"] or "")
     assert not processes_in(tmp_path)
-
-
-@pytest.mark.timeout(_PATIENCE_S)  # six JVMs start from nothing: on a busy machine that takes its time
-def test_a_cluster_of_two_workers(tmp_path: Path) -> None:
-    with standalone(tmp_path / "cluster") as master:
-        [answer] = told("cluster", tmp_path / "spark", master)
-    assert answer["kinds"] == [143, 143, 143, 143, 143, 143, 142]
-    assert answer["executors"] == 2
-    assert answer["total"] == sum(range(100))
-    assert not answer["here"]
-    assert all("headrace.zip" in package for package in answer["packages"])
-    eventually(lambda: not processes_in(tmp_path), 120)

@@ -1,0 +1,54 @@
+"""Other Python processes with Spark sessions of their own (`session_child.py`), and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from headrace.runtime.process import MARKER
+
+PATIENCE_S = 600
+_ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def child(what: str, folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Another Python with a session of its own; whatever happens, it is ended behind the block."""
+    command = [sys.executable, "-m", "tests.spark.session_child", what, str(folder), *words]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=_ROOT
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def told(what: str, folder: Path, *words: str) -> list[dict[str, Any]]:
+    """What the child said on standard output; that it was silent elsewhere."""
+    with child(what, folder, *words) as process:
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert err == ""
+    assert process.returncode == 0
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Every process that names a folder below `folder` as its owner."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        if any(word.startswith(f"{MARKER}{folder}") for word in words):
+            found.append(process)
+    return found
