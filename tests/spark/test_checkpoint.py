@@ -20,8 +20,9 @@ from headrace.pipeline.declaration import Aggregate, Declaration, Sink
 from headrace.pipeline.folder import PipelineFolder
 from headrace.pipeline.ledger import BatchEntry, Ledger
 from headrace.pipeline.rewind import Target, fork, plan_rewind, rewind, wipe
-from headrace.pipeline.status import PipelineStatus, status
+from headrace.pipeline.status import PipelineStatus, Warned, status
 from headrace.pipeline.trouble import check_losses, held
+from headrace.runtime.waiting import eventually
 from headrace.transport.admin import Admin, NewTopic
 from headrace.transport.client import Connection, HasBootstrap
 from headrace.transport.extent import topic_ids
@@ -402,6 +403,16 @@ def test_status_tells_when_retention_is_about_to_overtake(
     assert partition.lag == 2
     assert partition.expires_in_s == pytest.approx(100 - partition.lag_s if partition.lag_s else 0, abs=1)
     assert "retention may delete unread records" in found.warnings[0].text
+    with Admin(connection) as admin:
+        admin.alter_topic(topic, configs={**_KEPT, "retention.bytes": "10"})
+
+    def of_bytes() -> list[Warned]:
+        found = status(connection, Home(tmp_path), declared).warnings
+        return [warned for warned in found if "of what retention.bytes keeps" in warned.text]
+
+    (full,) = eventually(of_bytes, 20)
+    assert full.loud
+    assert f"{topic}/0: unread records fill" in full.text
 
 
 def test_a_topic_of_the_same_name_is_another_topic(

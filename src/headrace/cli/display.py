@@ -129,7 +129,7 @@ class Display:
 
     def _behind(self, status: PipelineStatus) -> str:
         if status.state == "waiting":
-            return f"  waiting {status.why or ''}"
+            return f"  waiting: {status.why}"
         lag = "unknown" if status.lag is None else counted(status.lag, "record")
         oldest = f", the oldest for {duration(status.lag_s)}" if status.lag and status.lag_s else ""
         ahead = f", caught up in {duration(status.catch_up_s)}" if status.catch_up_s else ""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 State = Literal["running", "waiting", "stopped", "failed", "never run"]
 
-# A record that has used up so much of its time and is still unread is in danger.
+# A record that has used up so much of its time, or of the room for it, and is still unread is in danger.
 _OLD = 0.8
 
 
@@ -50,6 +50,8 @@ class PartitionStatus:
     lost: int = 0
     #: When retention may take the next unread record; negative: it may go any moment.
     expires_in_s: float | None = None
+    #: How much of what `retention.bytes` keeps is unread; beyond 1 unread records are deleted. None: there is no limit.
+    unread_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ def _state(folder: PipelineFolder, ledger: Ledger) -> tuple[State, str | None, i
     told = folder.state
     if folder.is_locked:
         waiting = told.get("state") == "waiting"
-        return ("waiting" if waiting else "running"), ("for Kafka" if waiting else None), _pid(folder)
+        return ("waiting" if waiting else "running"), (told.get("why") if waiting else None), _pid(folder)
     if not told:
         runs = ledger.runs()
         return ("stopped" if runs else "never run"), None, None
@@ -273,7 +275,16 @@ def _partition(
     base = processed if processed is not None else begin if from_beginning else None
     lost = max(0, begin - processed) if begin is not None and processed is not None else 0
     lag = max(0, end - max(base, begin or 0)) if end is not None and base is not None else None
-    return PartitionStatus(*place, processed, begin, end, lag, 0.0 if lag == 0 else None, lost)
+    share = _unread_share(extent, place[1], lag) if extent and lag else None
+    return PartitionStatus(*place, processed, begin, end, lag, 0.0 if lag == 0 else None, lost, unread_share=share)
+
+
+def _unread_share(extent: TopicExtent, number: int, lag: int) -> float | None:
+    """As if all records of the partition were of one size."""
+    size, begin, end = extent.sizes.get(number), extent.begins.get(number), extent.ends.get(number)
+    if not extent.retention_bytes or size is None or begin is None or end is None or end <= begin:
+        return None
+    return size * lag / (end - begin) / extent.retention_bytes
 
 
 def _first_unread(partition: PartitionStatus) -> int:
@@ -323,6 +334,9 @@ def _expiring(made: PipelineStatus) -> list[Warned]:
     catch_up_s = made.catch_up_s or 0.0
     found = []
     for p in made.partitions:
+        if p.unread_share is not None and p.unread_share > _OLD:
+            text = f"{p.topic}/{p.partition}: unread records fill {p.unread_share:.0%} of what retention.bytes keeps"
+            found.append(Warned(text, loud=p.unread_share >= 1))
         if p.expires_in_s is None or p.lag_s is None:
             continue
         kept_s = p.lag_s + p.expires_in_s

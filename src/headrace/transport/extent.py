@@ -1,14 +1,15 @@
 """How far the logs of topics reach: ids, first and last offsets, how long records are kept, when a record was written.
 
 Whoever reads topics asks here how far it is behind. One question for the topics, one for each end of all partitions,
-one for the settings; nothing is asked partition by partition. Nothing here moves a consumer or a group.
+one for the settings, one for the sizes where they are limited; nothing is asked partition by partition. Nothing here
+moves a consumer or a group.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.transport.admin import Admin
@@ -29,6 +30,10 @@ class TopicExtent:
     ends: Mapping[int, int | None]
     #: How long records are kept; None: for ever, or as long as their key has no newer one.
     retention_ms: int | None
+    #: How many bytes of a partition are kept; None: all.
+    retention_bytes: int | None = None
+    #: The bytes of the partitions; known only where there is such a limit.
+    sizes: Mapping[int, int | None] = field(default_factory=dict)
 
     @property
     def partitions(self) -> tuple[int, ...]:
@@ -45,11 +50,12 @@ def extents(
         places = [(name, p) for name, (_, partitions) in described.items() for p in partitions]
         begins, ends = _ask(admin, places, isolation)
         kept = _retention(admin, list(described))
+        sizes = _sizes(admin, [name for name, (_, limit) in kept.items() if limit is not None])
     found: dict[str, TopicExtent | None] = dict.fromkeys(wanted)
     for name, (identity, partitions) in described.items():
         found[name] = TopicExtent(
             name, identity, {p: begins[name, p] for p in partitions}, {p: ends[name, p] for p in partitions},
-            kept.get(name),
+            *kept.get(name, (None, None)), sizes.get(name, {}),
         )  # fmt: skip
     return found
 
@@ -158,20 +164,26 @@ def _ask(
     return answers[0], answers[1]
 
 
-def _retention(admin: Admin, topics: list[str]) -> dict[str, int]:
-    """How long records are kept, of the topics where time decides it. Who may not see settings is told none."""
+def _retention(admin: Admin, topics: list[str]) -> dict[str, tuple[int | None, int | None]]:
+    """How long and how many bytes of records are kept, of topics that delete. Who may not see settings is told none."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigResource, ResourceType
 
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
     futures = admin.client.describe_configs(resources, request_timeout=admin.timeout_s) if resources else {}
-    found: dict[str, int] = {}
+    found: dict[str, tuple[int | None, int | None]] = {}
     for resource, future in futures.items():
         try:
             settings = future.result(timeout=admin.timeout_s + 1)
         except (KafkaException, TimeoutError):
             continue
-        kept_ms = int(settings["retention.ms"].value)
-        if kept_ms >= 0 and "delete" in settings["cleanup.policy"].value:
-            found[resource.name] = kept_ms
+        if "delete" in settings["cleanup.policy"].value:
+            kept = (int(settings[name].value) for name in ("retention.ms", "retention.bytes"))
+            kept_ms, kept_bytes = (limit if limit >= 0 else None for limit in kept)
+            found[resource.name] = (kept_ms, kept_bytes)
     return found
+
+
+def _sizes(admin: Admin, topics: list[str]) -> dict[str, dict[int, int | None]]:
+    asked = admin.topic_sizes(topics) if topics else ()
+    return {size.topic: {p.partition: p.size_bytes for p in size.partitions} for size in asked}
