@@ -12,7 +12,7 @@ import headrace.cli
 from headrace.cli.app import Root, cli
 from tests.conftest import Headrace
 
-_HEAVY = ("confluent_kafka", "kafka", "pyspark", "psutil", "cryptography", "rich")
+_HEAVY = ("confluent_kafka", "kafka", "pyspark", "nicegui", "fastapi", "psutil", "cryptography", "rich")
 _SHOW_HELP = f"""
 import sys
 sys.argv = ["headrace", *sys.argv[1:]]
@@ -24,7 +24,9 @@ finally:
 """
 
 
-@pytest.mark.parametrize("words", [["--help"], ["up", "--help"], ["pipeline", "run", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["up", "--help"], ["pipeline", "run", "--help"], ["console", "--help"], ["--version"]]
+)
 def test_help_loads_nothing_heavy(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", _SHOW_HELP, *words], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "loaded:"
