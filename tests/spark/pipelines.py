@@ -28,6 +28,7 @@ class Workshop:
         self.registry = registry
         self.file = folder / "headrace.toml"
         self.home = Home(folder / ".headrace")
+        self.connection = connect(cluster)
 
     def declare(self, text: str, **names: str) -> None:
         for name, value in names.items():
@@ -54,7 +55,7 @@ class Workshop:
 
 def send(cluster: Any, topic: str, values: Iterable[Any], *, key: str | None = None) -> None:
     """Each value as it is if it is bytes or None, else as JSON; all acknowledged."""
-    producer = connect(cluster).producer()
+    producer = connect(cluster).producer({"message.max.bytes": 10_000_000})
     failed: list[Any] = []
 
     def told(error: Any, _: Any) -> None:

@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import fastavro
 import pytest
+from confluent_kafka import TopicPartition
 
 from headrace.cluster import Cluster
-from headrace.errors import ConfigError, Failed, SetupError
+from headrace.errors import ConfigError, Failed, SetupError, UsageError
+from headrace.pipeline.rewind import Target, plan_rewind, rewind
+from headrace.pipeline.run import RunOptions
 from headrace.pipeline.sinks import write as write_sink
+from headrace.runtime.waiting import eventually
 from headrace.transport.admin import Admin, NewTopic
 from headrace.transport.consume import consume
 from headrace.transport.schemas import Registry
@@ -347,6 +351,68 @@ def test_the_second_run_on_a_checkpoint_is_refused(shop: Workshop, headrace_topi
         pytest.raises(SetupError, match="pipeline p runs already"),
     ):
         shop.run()
+
+
+LARGE = """
+[topics.<topic>-copy]
+partitions = 2
+kafka = { "max.message.bytes" = 10485760 }
+[pipelines.p]
+from = "<topic>"
+into = [{ delta = "tables/t" }, { topic = "<topic>-copy" }]
+"""
+
+
+def test_values_of_five_megabytes_topics_as_declared_and_records_that_expired_unread(
+    shop: Workshop, headrace_topic: Topic
+) -> None:
+    topic = headrace_topic(max_message_bytes="10485760")
+    shop.declare(LARGE, topic=topic)
+    text, bad = b"x" * 5_000_000, b"\xff" * 5_000_000
+    send(shop.cluster, topic, [text, bad])
+    assert totals(shop.run()) == {"written": 1, "dead": 1}
+    assert [row["value"].encode() for row in shop.rows("tables/t")] == [text]
+    assert [bytes(row["value"]) for row in shop.dead()] == [bad]
+    assert [json.loads(record.value or b"{}") for record in consume(shop.cluster, f"{topic}-copy")] == [
+        {"value": text.decode()}
+    ]
+    send(shop.cluster, topic, [b"a", b"b", b"c"])
+    with Admin(shop.cluster) as admin:
+        assert len(admin.topic(f"{topic}-copy").partitions) == 2
+        admin.settle(admin.client.delete_records([TopicPartition(topic, 0, 4)]), "delete records")
+    with pytest.raises(Failed, match="has not read are gone") as lost:
+        shop.run()
+    assert f"{topic}/0 offsets 2 to 3 (2)" in str(lost.value)
+    plan = plan_rewind(shop.pipeline().folder, shop.pipeline().declaration, Target.parse("beginning"), shop.connection)
+    rewind(shop.pipeline().folder, shop.pipeline().declaration, plan)
+    assert totals(shop.run()) == {"written": 1}
+    assert sorted(len(row["value"]) for row in shop.rows("tables/t")) == [1, 5_000_000]
+
+
+def test_a_missing_topic_is_told_with_the_command_that_makes_it_as_declared(shop: Workshop) -> None:
+    shop.declare('[topics.nowhere]\npartitions = 6\n[pipelines.p]\nfrom = "nowhere"\ninto = { delta = "t" }\n')
+    with pytest.raises(UsageError, match="no topic 'nowhere'") as missing:
+        shop.run()
+    assert missing.value.hint == "headrace topic create nowhere --partitions 6"
+
+
+@pytest.mark.parametrize("who", ["Kafka", "schema registry"])
+def test_a_run_waits_for_those_who_are_away_and_can_be_stopped_meanwhile(
+    shop: Workshop, headrace_topic: Topic, who: str
+) -> None:
+    nowhere = "127.0.0.1:1"
+    decode = "avro" if who == "schema registry" else "text"
+    shop.declare(f'[pipelines.p]\nfrom = "{headrace_topic()}"\ndecode = "{decode}"\ninto = {{ delta = "t" }}\n')
+    said: list[str] = []
+    kafka = nowhere if who == "Kafka" else shop.cluster
+    run = shop.pipeline().begin(shop.spark, kafka, f"http://{nowhere}", RunOptions(say=said.append))
+    folder = shop.pipeline().folder
+    eventually(lambda: folder.state.get("state") == "waiting", 60)
+    assert said[0].startswith(f"waiting: no {who} answers at ")
+    run.stop()
+    assert folder.state["state"] == "stopped"
+    assert not folder.is_locked
+    assert shop.pipeline().report(run.name).run.read == 0
 
 
 @pytest.mark.parametrize(
