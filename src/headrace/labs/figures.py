@@ -65,6 +65,8 @@ def render(folder: Path, name: str, draw: Callable[[Figure], None], height: floa
                 "xtick.color": colours["axis"],
                 "ytick.color": colours["axis"],
                 "grid.color": colours["grid"],
+                **{f"boxplot.{part}props.color": colours["axis"] for part in ("box", "whisker", "cap")},
+                "boxplot.flierprops.markeredgecolor": colours["axis"],
                 "axes.facecolor": colours["ground"],
                 "figure.facecolor": colours["ground"],
                 "savefig.facecolor": colours["ground"],
