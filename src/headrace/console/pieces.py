@@ -405,9 +405,10 @@ def _page_here() -> ui.element:
 
 
 async def confirm(
-    title: str, text: str, equal: Equal, work: Callable[[], Any], *, action: str, done: str, type_in: str | None = None
-) -> None:
-    """Asks before something that cannot be taken back; with `type_in` its name has to be typed."""
+    title: str, text: str, equal: Equal, work: Callable[[], Any], *, action: str, done: str, type_in: str | None = None,
+    kind: str = "danger",
+) -> None:  # fmt: skip
+    """Asks before something that matters; with `type_in` its name has to be typed."""
     with dialog(title) as asking:
         element("div", text=text)
         typed = None
@@ -417,7 +418,7 @@ async def confirm(
         verdict = Verdict()
         with element("div", "row end"):
             button("Cancel", asking.close)
-            act = button(action, kind="danger")
+            act = button(action, kind=kind)
     if typed is not None:
         act.disable()
         typed.on_value_change(lambda event: act.set_enabled(event.value == type_in))

@@ -12,12 +12,13 @@ from pathlib import Path
 import msgspec
 
 from headrace.console.desk import Desk
-from headrace.errors import UsageError
+from headrace.errors import Failed, UsageError
 from headrace.pipeline.dead_letters import Group, Letter, Wanted, letters, summary
 from headrace.pipeline.diagnosis import diagnose
 from headrace.pipeline.driver import Driver
 from headrace.pipeline.pipeline import Pipeline
 from headrace.pipeline.redrive import RedrivePlan, RedriveReport, redrive
+from headrace.runtime.waiting import NotYet
 from headrace.transport.looks import Look, Shown
 
 _MOST_LETTERS = 100_000
@@ -73,7 +74,18 @@ def start(desk: Desk, name: str) -> None:
 def stop(desk: Desk, name: str) -> None:
     """The pipeline has ended after the batch at work."""
     found = find(desk, name)
-    desk.change(lambda: Driver(found.home).stop(found.folder))
+
+    def end() -> None:
+        try:
+            stopped = Driver(found.home).stop(found.folder)
+        except NotYet:
+            raise Failed(f"the batch at work of {name} takes long", why="the pipeline ends when it is done") from None
+        if not stopped and found.folder.is_locked:
+            raise Failed(
+                f"{name} does not run in the background", why="a terminal runs it", hint="Ctrl-C in that terminal"
+            )
+
+    desk.change(end)
 
 
 def dead_letters(desk: Desk, name: str) -> list[DeadLettersView]:

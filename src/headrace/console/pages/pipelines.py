@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import Literal
 
 from nicegui import ui
 
@@ -23,6 +24,7 @@ from headrace.console.pieces import (
     box,
     button,
     card,
+    confirm,
     dialog,
     element,
     empty,
@@ -60,19 +62,22 @@ def show(desk: Desk) -> None:
             "headrace pipeline start NAME",
         )  # fmt: skip
         place = element("div", "stack")
-    cards: dict[str, _Card] = {}
+    cards: list[_Card] = []
 
     @live
     def refresh(now: Snapshot) -> None:
-        if list(cards) != [p.name for p in now.pipelines]:
+        if [_declared(c.pipeline) for c in cards] != [_declared(p) for p in now.pipelines]:
             place.clear()
-            cards.clear()
             with place:
-                for pipeline in now.pipelines:
-                    cards[pipeline.name] = _Card(desk, pipeline)
-        for pipeline in now.pipelines:
-            cards[pipeline.name].show(pipeline)
+                cards[:] = [_Card(desk, pipeline) for pipeline in now.pipelines]
+        for made, pipeline in zip(cards, now.pipelines, strict=True):
+            made.show(pipeline)
         nothing.set_visibility(not now.pipelines)
+
+
+def _declared(pipeline: PipelineView) -> tuple[object, ...]:
+    """What a card is drawn from once: headrace.toml may change while somebody looks."""
+    return (pipeline.name, pipeline.sources, pipeline.steps, pipeline.sinks, pipeline.dead_letters)
 
 
 class _Card:
@@ -84,7 +89,8 @@ class _Card:
         with card(pipeline.name) as made:
             self._problem = element("div", "problem", "")
             self._warnings = element("div", "complaints", "", style="white-space: pre-line")
-            _flow(pipeline)
+            if pipeline.sources:
+                _flow(pipeline)
             with box("tiles"):
                 self._rate, self._lag = Tile("Reads", spark=True), Tile("Lag", spark=True)
                 self._behind, self._batch = Tile("Behind"), Tile("Last batch")
@@ -171,33 +177,21 @@ class _Card:
         parts = " + ".join(f"{count:,} {outcome}" for outcome, count in counts.items() if count or outcome == "written")
         put(self._account, f"{ledger.read:,} read {'=' if ledger.balanced else '≠'} {parts}")
 
-    def _act(self, verb: str) -> None:
-        name = self.pipeline.name
-        with dialog(f"{verb.capitalize()} {name}?") as asking:
-            element(
-                "div",
-                text="It runs in the background, in one Spark driver with the others."
-                if verb == "start"
-                else "It ends after the batch at work, and goes on from there the next time.",
-            )
-            EqualPanel(self.desk.commands.pipeline(verb, name))
-            verdict = Verdict()
-            with element("div", "row end"):
-                button("Cancel", asking.close)
-                act = button(verb.capitalize(), kind="primary")
-
-        async def run() -> None:
-            act.props("loading")
-            work = pipelines.start if verb == "start" else pipelines.stop
-            result = await attempt(lambda: work(self.desk, name))
-            act.props(remove="loading")
-            if isinstance(result, HeadraceError):
-                verdict.problem(result)
-                return
-            asking.close()
-            ui.notify(f"{name}: {verb} is done", type="positive", position="bottom-right")
-
-        act.on("click", run)
+    async def _act(self, verb: Literal["start", "stop"]) -> None:
+        name, desk = self.pipeline.name, self.desk
+        text, work, done = {
+            "start": ("It runs in the background, in one Spark driver with the others.", pipelines.start, "runs"),
+            "stop": (
+                "It ends after the batch at work, and goes on from there the next time.",
+                pipelines.stop,
+                "stopped",
+            ),
+        }[verb]
+        equal = desk.commands.pipeline(verb, name)
+        await confirm(
+            f"{verb.capitalize()} {name}?", text, equal, lambda: work(desk, name),
+            action=verb.capitalize(), done=f"{name} {done}", kind="primary",
+        )  # fmt: skip
 
     async def _letters(self) -> None:
         await show_letters(self.desk, self.pipeline)
