@@ -128,7 +128,7 @@ def _draw(figure: Figure, rows: list[tuple[int, int, int, int, float, float]]) -
     )
     axes.set_xticks(places, [f"{row[1]} killed,\n{row[2]} leads" for row in rows])
     axes.set_ylabel("seconds")
-    axes.legend()
+    figure.legend(ncols=2, loc="outside lower center")
 
 
 LAB = Lab(

@@ -11,11 +11,13 @@ replica is back, writing goes on.
 
 from __future__ import annotations
 
+import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from headrace import consume, produce
-from headrace.cluster.segments import partitions_in, segments_in
+from headrace.cluster.segments import Segment, partitions_in, segments_in
 from headrace.labs.expect import at_least, contains
 from headrace.labs.figures import COLOURS, GREY
 from headrace.labs.lab import Lab, Needs, Parameter
@@ -38,40 +40,52 @@ def run(lab: Workbench) -> None:
 
 
 class _Look(NamedTuple):
-    """One moment: the end of each replica's log file, what a consumer has read by then, how many are in sync."""
+    """One moment: the end of each replica's log file, and what a consumer has read by then."""
 
     at: float
     ends: dict[int, int]
     read: int
-    isr: int
 
 
 class _Watch:
-    """Looks at a topic of one partition, again and again, and remembers when what happened."""
+    """Looks at the files of a topic again and again, in a thread of its own: whoever asks brokers may have to wait."""
 
     def __init__(self, lab: Workbench, topic: str, reader: Sighting) -> None:
         self.looks: list[_Look] = []
+        self.isr: list[tuple[float, int]] = []
         self.marks: dict[str, float] = {}
         self._lab, self._topic, self._reader = lab, topic, reader
+        self._ends = _Ends(lab, topic)
         self._began = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"watch of {topic}", daemon=True)
 
-    def isr(self) -> int:
-        """How many replicas are in sync now."""
-        ends, at, read = _ends(self._lab, self._topic), time.monotonic() - self._began, len(self._reader.seen)
-        self.looks.append(_Look(at, ends, read, len(self._lab.partition(self._topic).isr)))
-        return self.looks[-1].isr
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @property
+    def now(self) -> float:
+        return time.monotonic() - self._began
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.05):
+            self.looks.append(_Look(self.now, self._ends.look(), len(self._reader.seen)))
 
     def until_isr(self, size: int, what: str) -> None:
-        self._lab.until(lambda: self.isr() == size, 60, what, every_s=0.1)
+        """So many replicas are in sync."""
+        self._lab.until(lambda: self._isr() == size, 60, what, every_s=0.1)
 
-    def during(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            self.isr()
-            self._lab.wait(0.1)
+    def _isr(self) -> int:
+        self.isr.append((self.now, len(self._lab.partition(self._topic).isr)))
+        return self.isr[-1][1]
 
     def mark(self, words: str) -> None:
-        self.marks[words] = time.monotonic() - self._began
+        self.marks[words] = self.now
 
 
 def _lag(lab: Workbench, topic: str) -> None:
@@ -82,23 +96,8 @@ def _lag(lab: Workbench, topic: str) -> None:
     partition = lab.partition(topic)
     follower = next(broker for broker in partition.replicas if broker != partition.leader)
     with Sighting(lab.connection, [topic]) as reader, Writer(lab.connection, topic, rate=lab.p.rate) as writer:
-        watch = _Watch(lab, topic, reader)
-        watch.during(1.5)
-        lab.shows(f"headrace pause {follower}")
-        lab.cluster.pause(follower)
-        watch.mark("frozen")
-        try:
-            watch.until_isr(2, "the follower's leaving of the ISR")
-            watch.mark("left")
-            watch.during(1.5)
-            behind = watch.looks[-1].ends[partition.leader] - watch.looks[-1].ends[follower]
-        finally:
-            lab.shows(f"headrace resume {follower}")
-            lab.cluster.resume(follower)
-        watch.mark("resumed")
-        watch.until_isr(3, "the return into the ISR")
-        watch.mark("back")
-        watch.during(1.0)
+        with _Watch(lab, topic, reader) as watch:
+            behind = _freeze(lab, watch, partition.leader, follower)
         writer.stop()
         lab.until(lambda: len(reader.seen) >= len(writer.acknowledged), 30, "the reading of all records")
     lab.measure("how far it had fallen behind", behind, "records")
@@ -106,8 +105,31 @@ def _lag(lab: Workbench, topic: str) -> None:
     lab.check("records sent and acknowledged all the while", writer.sent, len(writer.acknowledged))
     lab.check("records that the consumer got, each when it was committed", len(writer.acknowledged), len(reader.seen))
     _tell(lab, watch, partition.leader)
-    lab.until(lambda: len(set(_ends(lab, topic).values())) == 1, 30, "the same end on all replicas")
-    lab.check("ends of the three log files afterwards", 1, len(set(_ends(lab, topic).values())))
+    ends = _Ends(lab, topic)
+    lab.until(lambda: len(set(ends.look().values())) == 1, 30, "the same end on all replicas")
+    lab.check("ends of the three log files afterwards", 1, len(set(ends.look().values())))
+
+
+def _freeze(lab: Workbench, watch: _Watch, leader: int, follower: int) -> int:
+    """The follower was frozen until it had left the ISR, and is back in it; how many records it lacked."""
+    watch.until_isr(3, "all replicas in sync")
+    lab.wait(1.5)
+    lab.shows(f"headrace pause {follower}")
+    lab.cluster.pause(follower)
+    watch.mark("frozen")
+    try:
+        watch.until_isr(2, "the follower's leaving of the ISR")
+        watch.mark("left")
+        lab.wait(1.5)
+        behind = watch.looks[-1].ends[leader] - watch.looks[-1].ends[follower]
+    finally:
+        lab.shows(f"headrace resume {follower}")
+        lab.cluster.resume(follower)
+    watch.mark("resumed")
+    watch.until_isr(3, "the return into the ISR")
+    watch.mark("back")
+    lab.wait(1.0)
+    return behind
 
 
 def _tell(lab: Workbench, watch: _Watch, leader: int) -> None:
@@ -116,10 +138,21 @@ def _tell(lab: Workbench, watch: _Watch, leader: int) -> None:
     lab.measure("until it was back in the ISR", at["back"] - at["resumed"], "s", "having copied what it had missed")
     lab.say("""Frozen, but still in the ISR: what is written now lies in the leader's log above the high watermark. It
             is not committed, and no consumer gets it until the frozen one has left.""")
-    uncommitted = max(look.ends[leader] - look.read for look in watch.looks if at["frozen"] < look.at < at["left"])
-    lab.check("records above the high watermark then", at_least(lab.p.rate / 4), uncommitted)
+    above, seconds = _longest_wait(watch.looks, leader)
+    lab.measure("records above the high watermark meanwhile", above, "", "what the producer sends without an answer")
+    lab.check("for so long nobody could read what the leader had", at_least(0.4, "s"), seconds)
     lab.figure("lag", "How far each replica's log file reached while one was frozen, and how far a consumer could read",
                lambda figure: _draw(figure, watch))  # fmt: skip
+
+
+def _longest_wait(looks: list[_Look], leader: int) -> tuple[int, float]:
+    """The longest time in which a consumer got nothing although the leader had more: how much more, and how long."""
+    longest = (0, 0.0)
+    for _, spell in groupby(looks, key=lambda look: look.read):
+        waiting = [look for look in spell if look.ends[leader] > look.read]
+        if waiting and waiting[-1].at - waiting[0].at > longest[1]:
+            longest = (waiting[-1].ends[leader] - waiting[-1].read, waiting[-1].at - waiting[0].at)
+    return longest
 
 
 def _too_few(lab: Workbench, topic: str) -> None:
@@ -166,14 +199,24 @@ def _broker_says(lab: Workbench, topic: str) -> str:
     return told[0] if told else "nothing"
 
 
-def _ends(lab: Workbench, topic: str) -> dict[int, int]:
-    """Where the log file of each replica ends, by broker; nobody is asked."""
-    ends: dict[int, int] = {}
-    for node in lab.cluster.spec.brokers:
-        for folder in partitions_in(lab.cluster.home.node(node.name) / "data", topic).values():
-            found = segments_in(folder)
-            ends[node.node_id] = found[-1].next_offset if found else 0
-    return ends
+class _Ends:
+    """Where the log file of each replica ends. Nobody is asked, and what was read once is not read again."""
+
+    def __init__(self, lab: Workbench, topic: str) -> None:
+        self._logs: dict[int, Segment] = {}
+        for node in lab.cluster.spec.brokers:
+            for folder in partitions_in(lab.cluster.home.node(node.name) / "data", topic).values():
+                (self._logs[node.node_id],) = segments_in(folder)
+        self._ends = dict.fromkeys(self._logs, 0)
+        self._positions = dict.fromkeys(self._logs, 0)
+
+    def look(self) -> dict[int, int]:
+        """The ends as of now, by broker."""
+        for broker, log in self._logs.items():
+            for batch in log.batches(self._positions[broker]):
+                self._positions[broker] = batch.position + batch.size_bytes
+                self._ends[broker] = batch.last_offset + 1
+        return dict(self._ends)
 
 
 def _draw(figure: Figure, watch: _Watch) -> None:
@@ -182,7 +225,8 @@ def _draw(figure: Figure, watch: _Watch) -> None:
     for broker, colour in zip(sorted(watch.looks[0].ends), COLOURS, strict=False):
         above.plot(times, [look.ends[broker] for look in watch.looks], label=f"broker {broker}", color=colour)
     above.plot(times, [look.read for look in watch.looks], label="read by a consumer", color=GREY, linestyle=":")
-    below.step(times, [look.isr for look in watch.looks], where="post", color=GREY)
+    moments, sizes = zip(*[*watch.isr, (times[-1], watch.isr[-1][1])], strict=True)
+    below.step(moments, sizes, where="post", color=GREY)
     for word in ("frozen", "resumed"):
         for axes in (above, below):
             axes.axvline(watch.marks[word], color=GREY, linestyle="--", linewidth=1)
