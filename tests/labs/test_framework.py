@@ -23,6 +23,9 @@ from headrace.labs.result import Entry, LabResult, Trouble, kept, result_folder,
 from headrace.labs.runner import ordered
 from headrace.labs.workbench import Stopped, Workbench
 from tests.conftest import Headrace
+from tests.labs.commands import require_real
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize(
@@ -193,6 +196,17 @@ def test_the_list_is_for_people_and_for_scripts(run: Headrace) -> None:
     assert run("lab", "run", "keys", "--param", "colour=red").code == 2
     empty = run("lab", "report")
     assert (empty.code, "no lab was run here yet" in empty.err) == (2, True)
+
+
+def test_every_lab_is_told_in_the_pages_with_commands_that_can_be_typed() -> None:
+    pages = {page.stem: page.read_text(encoding="utf-8") for page in DOCS.glob("labs-s*.md")}
+    assert {document.lower() for document in DOCUMENTS} == {name.removeprefix("labs-") for name in pages}
+    for lab in every_lab():
+        story = pages[f"labs-{lab.document.lower()}"].split(f"<!-- lab: {lab.name} -->")[1].split("<!-- end -->")[0]
+        commands = re.findall(r"^\$ (.*)$", story, re.MULTILINE)
+        assert commands, lab.name
+        for line in commands:
+            require_real(line)
 
 
 def test_needs_and_labs_are_values() -> None:
