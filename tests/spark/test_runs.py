@@ -7,7 +7,9 @@ import datetime
 import io
 import itertools
 import json
+import os
 import random
+import signal
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from confluent_kafka import TopicPartition
 
 from headrace.cluster import Cluster
 from headrace.errors import ConfigError, Failed, SetupError, UsageError
+from headrace.pipeline.ledger import BatchEntry
 from headrace.pipeline.rewind import Target, plan_rewind, rewind
 from headrace.pipeline.run import RunOptions
 from headrace.pipeline.sinks import write as write_sink
@@ -351,6 +354,27 @@ def test_the_second_run_on_a_checkpoint_is_refused(shop: Workshop, headrace_topi
         pytest.raises(SetupError, match="pipeline p runs already"),
     ):
         shop.run()
+
+
+def test_ctrl_c_ends_a_run_after_the_batch_at_work(shop: Workshop, headrace_topic: Topic) -> None:
+    topic = headrace_topic()
+    shop.declare(
+        '[pipelines.p]\nfrom = "<topic>"\ninto = { delta = "tables/t" }\nmax_records_per_batch = 5\n', topic=topic
+    )
+    send(shop.cluster, topic, [f"{n}".encode() for n in range(40)])
+    done: list[int] = []
+
+    def interrupt(entry: BatchEntry) -> None:
+        done.append(entry.batch)
+        if len(done) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    first = shop.run(on_batch=interrupt)
+    assert first.run.state == "stopped"
+    assert first.run.read == 5 * len(done) < 40
+    rest = shop.run()
+    assert first.run.read + rest.run.read == 40
+    assert Counter(row["value"] for row in shop.rows("tables/t")) == Counter(f"{n}" for n in range(40))
 
 
 LARGE = """

@@ -100,7 +100,8 @@ class Run:
         self._cause: Exception | None = None
         self._stop = threading.Event()
         self._held = ExitStack()
-        self._thread: threading.Thread | None = None
+        # Not the thread's own end: after a Ctrl-C in `join`, Python takes a running thread for ended.
+        self._ended = threading.Event()
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -135,14 +136,11 @@ class Run:
     def start(self) -> None:
         """The run is under way, in a thread of its own; nobody else can run this pipeline meanwhile."""
         self._held.enter_context(self.folder.lock())
-        self._thread = threading.Thread(target=self._live, name=f"pipeline-{self.declaration.name}", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._live, name=f"pipeline-{self.declaration.name}", daemon=True).start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """True when the run has ended; its error is raised."""
-        assert self._thread is not None
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        if not self._ended.wait(timeout_s):
             return False
         if self.error is not None:
             raise self.error
@@ -158,12 +156,11 @@ class Run:
     def stop(self) -> None:
         """The run has ended, after the batch at work."""
         self.ask_to_stop()
-        if self._thread is not None:
-            self._thread.join()
+        self._ended.wait()
 
     @property
     def is_running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return not self._ended.is_set()
 
     @property
     def is_stopping(self) -> bool:
@@ -181,6 +178,7 @@ class Run:
             self._say_state(state)
         finally:
             self._held.close()
+            self._ended.set()
 
     def _lived(self) -> str:
         """The whole life of the run; how it ended."""

@@ -22,9 +22,11 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import struct
 import sys
+import threading
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -293,10 +295,15 @@ class _Driver:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
 
+        interrupted = signal.getsignal(signal.SIGINT)
         try:
             session = SparkSession.builder.getOrCreate()
         except (Py4JJavaError, PySparkException) as error:
             raise self._refusal(error) from error
+        finally:
+            # PySpark's own answer to Ctrl-C cancels every job, also the batch that should be finished first.
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, interrupted)
         python = self.spec.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
         session.sparkContext.pythonExec = python or (sys.executable if self.spec.is_local else "python3")
         if not self.spec.is_local:
