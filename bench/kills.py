@@ -54,7 +54,7 @@ delta = "shops"
 aggregate = { by = ["shop"], values = { total = "sum(amount)", orders = "count(*)" } }
 """
 _START_WITHIN_S = 300.0
-_AHEAD = 12
+_AHEAD = 4
 
 
 class Drill:
