@@ -1,0 +1,164 @@
+"""A topic of JSON into a table of typed rows, bad records apart: headrace beside plain PySpark and other tools.
+
+    python -m bench.pipeline [--records 1000000] [--rounds 3] [--with bytewax,pathway,quix --python PYTHON]
+
+All read the same topic (one broker, replication factor 1, a hundredth of the records damaged), each in a process of its
+own, from its start to its end. headrace writes a Delta table, dead letters with their reasons and a ledger; plain
+PySpark two Delta tables; the others Parquet files, and the bad records as lines. Every row is counted afterwards. They
+take turns; ratios are taken within a round. CPU is that of the process and of all that it started, without the broker.
+The other tools are installed in an environment of their own, whose Python is given by `--python`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from tests.spark.standalone import java_home_for_spark
+
+from bench.contest import Figure, contest, expect, report, write_file
+from headrace.cluster import Cluster
+from headrace.pipeline.tables import read_table
+from headrace.runtime.java import find_java
+from headrace.runtime.process import plain_environment
+from headrace.transport.admin import Admin, NewTopic
+from headrace.transport.inputs import InputOptions, Shape
+from headrace.transport.produce import ProduceOptions, produce
+
+_TOPIC = "breadcrumbs"
+_PLAIN = "plain pyspark"
+_PARTITIONS = 2
+_BAD_EVERY = 100
+_PIPELINE = """
+[pipelines.bench]
+from = "breadcrumbs"
+decode = { json = "EVENT_NO_TRIP string, EVENT_NO_STOP string, OPD_DATE string, VEHICLE_ID string, METERS string, ACT_TIME string, VELOCITY string, DIRECTION string, GPS_LONGITUDE string, GPS_LATITUDE string, GPS_SATELLITES string, GPS_HDOP string, SCHEDULE_DEVIATION string" }
+dead_letters = { table = "bad" }
+into = { delta = "good" }
+[pipelines.bench.select]
+trip       = "cast(EVENT_NO_TRIP as long)"
+vehicle    = "cast(VEHICLE_ID as int)"
+day        = "to_date(OPD_DATE, 'dd-MMM-yy')"
+act_time   = "cast(ACT_TIME as int)"
+meters     = "cast(METERS as int)"
+velocity   = "cast(nullif(VELOCITY, '') as int)"
+direction  = "cast(nullif(DIRECTION, '') as int)"
+latitude   = "cast(nullif(GPS_LATITUDE, '') as double)"
+longitude  = "cast(nullif(GPS_LONGITUDE, '') as double)"
+satellites = "cast(GPS_SATELLITES as int)"
+hdop       = "cast(GPS_HDOP as double)"
+[pipelines.bench.expect]
+"has a trip" = "trip is not null and vehicle is not null"
+"has a time" = "act_time >= 0"
+"""  # noqa: E501 - a line of headrace.toml
+
+
+@dataclass
+class Course:
+    """The topic, and a fresh folder for each run."""
+
+    kafka: Cluster
+    folder: Path
+    records: int
+    python: Path | None
+    runs: int = 0
+
+    def run(self, name: str) -> Figure:
+        """The contestant has run, and every record is in one of its two places."""
+        self.runs += 1
+        place = self.folder / f"run-{self.runs}"
+        figure = _timed(self._command(name, place), self._environment(name))
+        bad = self.records // _BAD_EVERY
+        expect(_rows(place / "good") == self.records - bad, f"{name}: {_rows(place / 'good')} good rows")
+        expect(_rows(place / "bad") == bad, f"{name}: {_rows(place / 'bad')} bad ones")
+        return figure
+
+    def _command(self, name: str, place: Path) -> Sequence[str]:
+        if name == "headrace":
+            place.mkdir()
+            (place / "headrace.toml").write_text(_PIPELINE, encoding="utf-8")
+            run = ["-m", "headrace", "pipeline", "run", "bench", "--once", "--quiet", "--home", str(place / "home")]
+            return [sys.executable, *run, "--file", str(place / "headrace.toml"), "--bootstrap", self.kafka.bootstrap]
+        python, program = (sys.executable, "plain_pyspark") if name == _PLAIN else (str(self.python), f"on_{name}")
+        return [python, "-m", f"bench.peers.{program}", self.kafka.bootstrap, _TOPIC, str(place), str(self.records)]
+
+    def _environment(self, name: str) -> dict[str, str]:
+        java = self.folder / "java"
+        if name == _PLAIN and not java.exists():
+            java_home_for_spark(java, find_java())
+        return {"JAVA_HOME": str(java)} if name == _PLAIN else {}
+
+
+def _timed(command: Sequence[str], environment: dict[str, str]) -> Figure:
+    before = os.times()
+    began = time.monotonic()
+    process = psutil.Popen(
+        command, env=plain_environment(environment), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    _, err = process.communicate(timeout=3600)
+    took_s = time.monotonic() - began
+    expect(process.returncode == 0, f"{command[1:4]} ended with {process.returncode}: {_reason(err)}")
+    after = os.times()
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    return took_s, spent
+
+
+def _reason(said: str) -> str:
+    """Of all that a failed process said, what names an error."""
+    return "\n".join(line for line in said.splitlines() if "rror" in line or "xception" in line)[:2000]
+
+
+def _rows(place: Path) -> int:
+    """Rows of a Delta table, of Parquet files, or lines."""
+    if (place / "_delta_log").exists():
+        return read_table(place).count()
+    if list(place.glob("**/*.parquet")):
+        from pyarrow import dataset
+
+        return dataset.dataset(place, format="parquet").count_rows()  # type: ignore[no-any-return]
+    return sum(file.read_bytes().count(b"\n") for file in place.glob("**/*") if file.is_file())
+
+
+def _fill(kafka: Cluster, folder: Path, records: int) -> None:
+    """The topic holds so many records; of a hundred one is torn, or has no number where one should be."""
+    Admin(kafka).create_topics([NewTopic(_TOPIC, _PARTITIONS, 1, {})])
+    write_file(folder / "good.ndjson", records)
+    with (folder / "good.ndjson").open("rb") as lines, (folder / "all.lines").open("wb") as out:
+        for number, line in enumerate(lines):
+            if number % _BAD_EVERY:
+                out.write(line)
+            elif number % (2 * _BAD_EVERY):
+                out.write(line[: len(line) // 2] + b"\n")
+            else:
+                out.write(line.replace(b'"ACT_TIME": "', b'"ACT_TIME": "x'))
+    sent = produce(kafka, _TOPIC, folder / "all.lines", options=ProduceOptions(input=InputOptions(shape=Shape.LINES)))
+    expect(sent.acknowledged == records, f"{sent.acknowledged} of {records} records were produced: {sent.error}")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.pipeline", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3, help="one more, the first, warms up")
+    parser.add_argument("--with", dest="others", default="", metavar="NAMES", help="of bytewax, pathway, quix")
+    parser.add_argument("--python", type=Path, help="the Python that has them")
+    options = parser.parse_args(words)
+    names = ["headrace", _PLAIN, *(name for name in options.others.split(",") if name)]
+    with (
+        tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder,
+        Cluster(Path(folder, "home"), brokers=1) as kafka,
+    ):
+        _fill(kafka, Path(folder), options.records)
+        course = Course(kafka, Path(folder), options.records, options.python)
+        report(contest({name: name for name in names}, course.run, options.rounds), options.records)
+
+
+if __name__ == "__main__":
+    main()
