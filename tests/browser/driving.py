@@ -171,8 +171,7 @@ class Window:
 
     def tile(self, label: str) -> Locator:
         """The value of the tile with that label."""
-        tile = self.page.locator(".tile", has=self.page.locator(".label", has_text=label)).first
-        return tile.locator(".value")
+        return tile(self.page.locator("main.page"), label)
 
     def card(self, title: str) -> Locator:
         """The card with that title."""
@@ -181,6 +180,12 @@ class Window:
     def row(self, text: str) -> Locator:
         """The row of a table that has the text."""
         return self.page.locator(".grid tbody tr", has_text=text).first
+
+
+def tile(place: Locator, label: str) -> Locator:
+    """The value of the tile with that label, in a part of a page."""
+    named = place.page.locator(".label", has_text=re.compile(f"^{re.escape(label)}$"))
+    return place.locator(".tile", has=named).locator(".value")
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -18,7 +17,7 @@ from headrace.transport.admin import Admin
 from headrace.transport.client import connect
 from headrace.transport.consume import consume
 from headrace.transport.produce import produce
-from tests.browser.driving import ConsoleUnderTest, Window
+from tests.browser.driving import ConsoleUnderTest, Window, tile
 
 MakeTopic = Callable[..., str]
 
@@ -47,10 +46,6 @@ def pipeline(headrace_cluster: Cluster, headrace_topic: MakeTopic) -> Iterator[P
         file.unlink()
 
 
-def value(card: Locator, label: str) -> Locator:
-    return card.locator(".tile", has=card.page.locator(".label", has_text=re.compile(f"^{label}$"))).locator(".value")
-
-
 def act(card: Locator, verb: str) -> None:
     card.get_by_role("button", name=verb).click()
     asked = card.page.get_by_role("dialog")
@@ -67,14 +62,14 @@ def test_a_pipeline_is_started_redriven_and_stopped(
     for word in (topic, "json", "1 rule", name, f"{topic}.dead"):
         expect(card.locator(".flow")).to_contain_text(word)
     expect(card.locator(".state")).to_have_text("never run")
-    expect(value(card, "Lag")).to_have_text("8")
+    expect(tile(card, "Lag")).to_have_text("8")
 
     act(card, "Start")
     expect(card.locator(".state")).to_have_text("running", timeout=120_000)
-    expect(value(card, "Dead letters")).to_have_text("2", timeout=120_000)
-    expect(value(card, "Ledger")).to_have_text("balances")
+    expect(tile(card, "Dead letters")).to_have_text("2", timeout=120_000)
+    expect(tile(card, "Ledger")).to_have_text("balances")
     expect(card).to_contain_text("8 read = 6 written + 2 dead")
-    expect(value(card, "Lag")).to_have_text("0")
+    expect(tile(card, "Lag")).to_have_text("0")
 
     card.get_by_role("button", name="Dead letters").click()
     letters = page.get_by_role("dialog").locator("section.card")
@@ -94,7 +89,7 @@ def test_a_pipeline_is_started_redriven_and_stopped(
     act(card, "Stop")
     expect(card.locator(".state")).to_have_text("stopped", timeout=60_000)
     produce(headrace_cluster, topic, ({"n": n} for n in range(5)))
-    expect(value(card, "Lag")).to_have_text("5")
+    expect(tile(card, "Lag")).to_have_text("5")
     told = status(connect(headrace_cluster), headrace_cluster.home, pipeline.declaration)
     rows = {(p.partition, p.processed, p.end, p.lag) for p in told.partitions}
     (view,) = (p for p in console.get("/api/pipelines") if p["name"] == name)
