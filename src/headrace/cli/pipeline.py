@@ -356,7 +356,8 @@ def status(app: App, name: str | None, file: Path | None) -> None:
 def _show_status(app: App, found: Any) -> None:
     rate = f", {found.rate:,.0f} records/s" if found.rate else ""
     ahead = f", caught up in {duration(found.catch_up_s)}" if found.catch_up_s else ""
-    app.say(f"{found.pipeline}: {found.state}{f' ({found.why})' if found.why else ''}{rate}{ahead}")
+    why = f" ({found.why.splitlines()[0]})" if found.why else ""  # the ledger has the rest of an error
+    app.say(f"{found.pipeline}: {found.state}{why}{rate}{ahead}")
     print_table(
         ("topic", "partition", "processed", "end", "lag", "lag time", "lost"),
         [
