@@ -131,8 +131,9 @@ class Ledger:
         """The file is there, for its owner alone."""
         self.file.touch(mode=0o600)
         with self._open() as db:
+            # All tables at once, and only then the first change of the file that readers could mistake for a ledger.
+            db.executescript(f"begin; {_TABLES} commit;")
             db.execute("pragma journal_mode=wal")
-            db.executescript(_TABLES)
 
     def begin(self, run: str, trigger: str, master: str) -> None:
         """A run has begun; one that never ended was cut off."""
@@ -174,7 +175,7 @@ class Ledger:
 
     @property
     def exists(self) -> bool:
-        return self.file.is_file()
+        return self.file.is_file() and self.file.stat().st_size > 0
 
     def runs(self, run: str | None = None) -> list[RunLine]:
         """Every run, the latest last; or that one. A handful of questions, however many runs there are."""
