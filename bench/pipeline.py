@@ -12,12 +12,12 @@ The other tools are installed in an environment of their own, whose Python is gi
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,17 +98,27 @@ class Course:
 
 
 def _timed(command: Sequence[str], environment: dict[str, str]) -> Figure:
-    before = os.times()
     began = time.monotonic()
-    process = psutil.Popen(
-        command, env=plain_environment(environment), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    _, err = process.communicate(timeout=3600)
-    took_s = time.monotonic() - began
-    expect(process.returncode == 0, f"{command[1:4]} ended with {process.returncode}: {_reason(err)}")
-    after = os.times()
-    spent = after.children_user + after.children_system - before.children_user - before.children_system
-    return took_s, spent
+    with tempfile.TemporaryFile("w+") as said:
+        process = psutil.Popen(command, env=plain_environment(environment), stdout=subprocess.DEVNULL, stderr=said)
+        spent: dict[int, float] = {}
+        while process.poll() is None:
+            _note_cpu(process, spent)
+            with suppress(psutil.TimeoutExpired):
+                process.wait(0.25)
+        took_s = time.monotonic() - began
+        said.seek(0)
+        expect(process.returncode == 0, f"{command[1:4]} ended with {process.returncode}: {_reason(said.read())}")
+    return took_s, sum(spent.values())
+
+
+def _note_cpu(process: psutil.Process, spent: dict[int, float]) -> None:
+    """What each process has used so far; a JVM may outlive the one that started it, so that nobody adds it up."""
+    with suppress(psutil.NoSuchProcess):
+        for one in (process, *process.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                times = one.cpu_times()
+                spent[one.pid] = times.user + times.system
 
 
 def _reason(said: str) -> str:
