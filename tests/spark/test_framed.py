@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -166,6 +167,26 @@ def test_json_schema_with_references(spark: SparkSession, registry: Registry, to
 def test_a_subject_that_does_not_exist(spark: SparkSession, registry: Registry, topic: str, kind: Any) -> None:
     with pytest.raises(ConfigError, match=f"no subject {topic}-value"):
         decoder(spark, declared(topic, Decode(kind)), registry)
+
+
+# -- Avro --------------------------------------------------------------------------------------------------------------
+
+
+def test_avro_of_several_versions_into_a_schema_of_the_readers_own(
+    spark: SparkSession, registry: Registry, topic: str, tmp_path: Path
+) -> None:
+    def schema(*names: str) -> str:
+        fields = [{"name": name, "type": "int", "default": 0} for name in names]
+        return json.dumps({"type": "record", "name": "R", "fields": fields})
+
+    given = [(Schema(schema("a")), {"a": 1}), (Schema(schema("a", "b")), {"a": 2, "b": 3})]
+    values = [
+        value for writer, row in given for value in written(writer, registry.register(f"{topic}-value", writer), row)
+    ]
+    file = tmp_path / "reader.avsc"
+    file.write_text(schema("b", "c"), encoding="utf-8")
+    reader = Reader(spark, decoder(spark, declared(topic, Decode("avro", reader=str(file))), registry))
+    assert reader.rows(*values) == [{"b": 0, "c": 0}, {"b": 3, "c": 0}]
 
 
 # -- Protobuf ----------------------------------------------------------------------------------------------------------

@@ -218,7 +218,8 @@ class AvroDecoder(RegisteredDecoder):
 
     def decode(self, raw: DataFrame) -> DataFrame:
         framed = framed_columns(raw)
-        branches: Any = F
+        # Before the first id is known there is only the type.
+        branches = F.when(F.lit(False), from_avro(F.col("_body"), self._reader, {"mode": "PERMISSIVE"}))
         for number, writer in sorted(self._writers.items()):
             made = from_avro(F.col("_body"), writer, {"mode": "PERMISSIVE", "avroSchema": self._reader})
             branches = branches.when(F.col("_head") == F.lit(head_of(number)), made)
