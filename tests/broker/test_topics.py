@@ -87,6 +87,7 @@ def test_a_topic_is_visible_on_every_broker_as_soon_as_create_returns(admin: Adm
     names = [new_name() for _ in range(5)]
     for name in names:
         admin.create_topics([NewTopic(name, 4, 3)])
+        assert admin.describe(name).records == 0
         for address in admin.live_brokers().values():
             with Admin(address) as another:
                 assert all(p.leader > 0 for p in another.topic(name).partitions)

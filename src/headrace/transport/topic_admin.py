@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
@@ -319,7 +320,7 @@ class TopicAdmin(AdminClients):
     # -- how it is changed --------------------------------------------------------------------------------------
 
     def _wait_for_leaders(self, topics: Mapping[str, NewTopic]) -> None:
-        """Every live broker shows every partition with a leader; a topic without one exists all the same."""
+        """Every live broker names a leader of each partition, and it answers. A topic without one exists as well."""
 
         def led(found: Mapping[str, Any]) -> bool:
             return all(
@@ -330,7 +331,18 @@ class TopicAdmin(AdminClients):
                 for name, topic in topics.items()
             )
 
-        self._everywhere(led, min(self.timeout_s, BROKER_PATIENCE_S))
+        within_s = min(self.timeout_s, BROKER_PATIENCE_S)
+        if self._everywhere(led, within_s):
+            # A broker is named as the leader a moment before it has made the log; until then it denies to be one.
+            with suppress(NotYet, Unreachable):
+                eventually(partial(self._leaders_answer, tuple(topics)), within_s, every_s=0.02)
+
+    def _leaders_answer(self, names: Sequence[str]) -> bool:
+        from confluent_kafka.admin import OffsetSpec
+
+        found = self._metadata().topics
+        places = [(name, number) for name in names if name in found for number in found[name].partitions]
+        return None not in self._ask_offsets(places, OffsetSpec.latest())().values()
 
     def _everywhere(self, seen: Callable[[Mapping[str, Any]], bool], within_s: float) -> bool:
         """Waits until each live broker sees the topics so. A change is known to the controller first, to others later:
