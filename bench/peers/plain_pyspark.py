@@ -32,18 +32,23 @@ COLUMNS = {
 }
 
 
-def main(bootstrap: str, topic: str, place: str, records: str) -> None:
-    folder = Path(place)
-    folder.mkdir()
-    os.chdir(folder)  # where PySpark leaves its warehouse
+def plain_session() -> SparkSession:
+    """A session as Delta's documents start one, with jars that are here already."""
     jars = JarCache(default_cache()).classpath("spark", find_java())
-    spark = (
+    return (
         SparkSession.builder.master("local[*]")
         .config("spark.jars", ",".join(map(str, jars)))
         .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
         .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
         .getOrCreate()
     )
+
+
+def main(bootstrap: str, topic: str, place: str, records: str) -> None:
+    folder = Path(place)
+    folder.mkdir()
+    os.chdir(folder)  # where PySpark leaves its warehouse
+    spark = plain_session()
     good, bad = str(folder / "good"), str(folder / "bad")
     settings = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
     settings["maxOffsetsPerTrigger"] = str(min(int(records), 1_000_000))
