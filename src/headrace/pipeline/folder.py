@@ -24,7 +24,7 @@ from headrace.pipeline.declaration import DeadLetters, Declaration
 from headrace.runtime.waiting import NotYet, eventually
 
 # Whoever asks whether a pipeline runs holds its lock for a moment.
-_LOOKED_AT_S = 0.3
+_LOOKED_AT_S = 0.5
 
 
 class PipelineFolder:
@@ -77,7 +77,7 @@ class PipelineFolder:
         self.create()
         with open_private(self.lock_file, "a+") as handle:
             try:
-                eventually(lambda: _locked(handle), _LOOKED_AT_S)
+                eventually(lambda: _locked(handle), _LOOKED_AT_S, every_s=0.005)
             except NotYet:
                 handle.seek(0)
                 raise SetupError(
