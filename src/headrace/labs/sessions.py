@@ -6,11 +6,17 @@ caller has brought along is used and left as it is.
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
 from headrace.home import Home
 from headrace.progress import SILENT, Progress
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    # It logs a traceback of the call that Ctrl-C interrupts, and to the root logger.
+    return record.module != "java_gateway"
 
 
 class SharedSession:
@@ -31,6 +37,7 @@ class SharedSession:
             return self._given
         with self._lock:
             if self._started is None:
+                logging.getLogger().addFilter(_not_of_py4j)
                 self._started = start_session(self._home, progress=self._progress, folder="labs/spark")
             return self._started
 
