@@ -103,11 +103,11 @@ class Looker:
         self.round = 0
 
     def age(self, place: TopicPartition, offset: int) -> float | None:
-        """How long ago the record was written; its partition is watched from then on."""
+        """How long ago the record was written, if that was seen; its partition is watched from then on."""
         self._also_dated.add(place)
         trail = self._trails.get(place)
-        written = trail.written_at(offset) if trail else None
-        return max(0.0, time.time() - written[0]) if written else None
+        written, seen = (trail.written_at(offset) if trail else None) or (0.0, False)
+        return max(0.0, time.time() - written) if seen else None
 
     def look(self, before: Snapshot) -> Snapshot:
         began, at = time.monotonic(), time.time()
