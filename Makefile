@@ -11,7 +11,7 @@ demo: $(VENV)/.runtime
 	$(BIN)/headrace demo
 
 test: $(VENV)/.dev browser
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2
 
 # The console is tested in a real browser. Whoever may install packages gets one; others are told what is missing.
 browser:

@@ -29,15 +29,20 @@ _SCRIPT = Path(sys.executable).with_name("headrace")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-#: Two processes share the tests (`pytest -n 2 --dist loadgroup`), each with one cluster for all of its own; those that
-#: need Spark are together, because there is one session too.
+#: Two processes share the tests (`pytest -n 2`), each with one cluster for all of its own; those that need Spark are
+#: together, because there is one session too.
 _WITH_SPARK = {"browser", "docs", "e2e", "labs", "monitor", "spark"}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        item.add_marker(pytest.mark.xdist_group("spark" if folder in _WITH_SPARK else "kafka"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+    class ByFolder(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "spark" if nodeid.split("/")[1] in _WITH_SPARK else "kafka"
+
+    return ByFolder(config, log)
 
 
 @dataclass(frozen=True)

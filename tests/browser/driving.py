@@ -120,7 +120,8 @@ def running_console(*words: str, environment: dict[str, str] | None = None) -> I
 
 def _answers(console: ConsoleUnderTest) -> bool:
     try:
-        return bool(console.ask("GET", "/api/overview").json()["snapshot"]["reachable"])
+        answer = console.ask("GET", "/api/overview")  # an error in words until the first look is done
+        return answer.status == 200 and bool(answer.json()["snapshot"]["reachable"])
     except (OSError, http.client.HTTPException):
         return False
 
