@@ -15,6 +15,7 @@ import pytest
 from headrace.cli import cli
 from headrace.cluster import Cluster
 from headrace.config import KEYS
+from headrace.transport.admin import Admin, NewTopic
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -71,8 +72,12 @@ def test_the_readmes_example_runs(tmp_path: Path) -> None:
 
 def test_the_examples_of_the_records_page_run(headrace_cluster: Cluster, tmp_path: Path) -> None:
     (code,) = python_blocks(ROOT / "docs" / "records.md")
-    topics = "from headrace import Admin\nfrom headrace.transport.admin import NewTopic\n"
-    topics += f"admin = Admin('{headrace_cluster.bootstrap}')\n"
-    topics += "for name in ('debits', 'credits'): admin.ensure_topic(NewTopic(name))\n"
-    out = run_python(topics + code.replace("127.0.0.1:9092", headrace_cluster.bootstrap), tmp_path)
+    admin = Admin(headrace_cluster)
+    before = {topic.name for topic in admin.topics()}
+    for name in ("debits", "credits"):
+        admin.ensure_topic(NewTopic(name))
+    try:
+        out = run_python(code.replace("127.0.0.1:9092", headrace_cluster.bootstrap), tmp_path)
+    finally:  # the cluster is everybody's
+        admin.delete_topics([topic.name for topic in admin.topics() if topic.name not in before])
     assert out.count('b\'{"n":') == 1000

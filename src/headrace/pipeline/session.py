@@ -138,12 +138,12 @@ def start_spark(spec: SessionSpec) -> SparkSession:
         raise
 
 
-@atexit.register
 def spark_log() -> Path | None:
     """Where the session of this process logs."""
     return _running.log if _running else None
 
 
+@atexit.register
 def stop_spark() -> None:
     """The session of this Python process is stopped and its JVM gone. Nothing happens if there is none."""
     global _running
