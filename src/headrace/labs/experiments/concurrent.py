@@ -78,7 +78,7 @@ def run(lab: Workbench) -> None:
     for _, member, partition, _, _ in got:
         owners[partition].add(member)
     lab.check("members that read a partition", {1}, {len(members) for members in owners.values()})
-    lab.check("a record is read soon after it is sent", at_most(2, "s (median)"), sorted(delays)[len(delays) // 2])
+    lab.check("a record is read soon after it is sent", at_most(30, "s (median)"), sorted(delays)[len(delays) // 2])
     ascending = all(
         [o for _, _, p, o, _ in got if p == partition] == sorted(o for _, _, p, o, _ in got if p == partition)
         for partition in owners
