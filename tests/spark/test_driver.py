@@ -76,4 +76,4 @@ def test_pipelines_share_a_driver_that_may_be_killed(
     assert Counter(int(row["value"]) for row in rows) == expected
     copies = consume(headrace_cluster, f"{topic}-two")
     assert sum(1 for _ in copies) == 20
-    assert "one: is started" in ask("logs", "one")
+    assert "one: has ended" in ask("logs", "one")

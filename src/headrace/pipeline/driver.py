@@ -128,8 +128,9 @@ class _Keeper:
         finally:
             for run in self.runs.values():
                 run.ask_to_stop()
-            for run in self.runs.values():
+            for name, run in self.runs.items():
                 run.stop()
+                _say_end(name, run)
             stop_spark()
 
     def _wanted(self) -> dict[str, dict[str, Any]]:
@@ -182,7 +183,7 @@ class _Keeper:
                     _say_of(name, "is asked to stop")
                     run.ask_to_stop()
                 continue
-            _say_of(name, f"has ended: {run.error}" if run.error else "has ended")
+            _say_end(name, run)
             del self.runs[name]
             self._forget(name)
 
@@ -194,6 +195,10 @@ def _say(text: str) -> None:
 
 def _say_of(name: str, text: str) -> None:
     _say(f"{name}: {text}")
+
+
+def _say_end(name: str, run: Run) -> None:
+    _say_of(name, f"has ended: {run.error}" if run.error else "has ended")
 
 
 def main(root: str, master: str) -> None:
