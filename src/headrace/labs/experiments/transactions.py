@@ -146,7 +146,7 @@ def _check_times(lab: Workbench, watched: _Watched) -> None:
         if t.outcome == "committed"
     ]
     lab.measure("from the end of a commit to seeing its records", sorted(late)[len(late) // 2], "s", "median")
-    lab.check("and soon after the commit", at_most(15, "s"), max(late))
+    lab.check("and soon after the commit", at_most(2, "s"), max(late))
 
 
 def _read(lab: Workbench, topics: Sequence[str], isolation: Isolation) -> set[int]:
