@@ -277,7 +277,7 @@ def test_the_archives_builder_dies_with_down(run: Headrace, home: Path, tmp_path
     cache = shared_jars(tmp_path / "cache")
     environment = {"HEADRACE_CACHE": str(cache)}
     first = run("up", "--brokers", 1, home=home, env=environment)
-    assert "first start on this machine" in first.err
+    assert "the first start with this Java" in first.err
     [builder] = [process for process in processes_of(home) if "headrace.runtime.archive" in process.cmdline()]
     [dumping] = eventually(builder.children, 30)
     assert run("down", home=home, env=environment).code == 0

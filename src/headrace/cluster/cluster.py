@@ -401,7 +401,7 @@ class Cluster:
         missing = [broker for broker in brokers if not broker.process.find()]
         if not missing:
             return
-        how = "" if archive.exists else " (first start on this machine: later ones are faster)"
+        how = "" if archive.exists else " (the first start with this Java: later ones are faster)"
         self.progress.say(f"starting {', '.join(b.node.name for b in missing)}{how}")
         for broker in missing:
             broker.write_files(config.cluster.kafka)
