@@ -153,6 +153,11 @@ def stop_spark() -> None:
         driver.stop()
 
 
+def archive_is_made(within_s: float) -> bool:
+    """True if nothing that a session of this process has set going still runs, after waiting for it so long."""
+    return all(builder.wait_gone(within_s) for builder in _archiving)
+
+
 class _Driver:
     """The JVM behind the session."""
 
@@ -338,7 +343,8 @@ class _Driver:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             listed = place / f"{archive.file.stem}.lst"
             shutil.copyfile(self.class_list, listed)
-            archive.build_in_background(listed, place)
+            if archive.build_in_background(listed, place):
+                _archiving.append(Supervised(place))
         self.class_list.unlink(missing_ok=True)
 
     def _refusal(self, error: Exception) -> HeadraceError:
@@ -369,6 +375,8 @@ class _Driver:
 
 
 _running: _Driver | None = None
+#: Who makes archives of the classes that sessions of this process have loaded.
+_archiving: list[Supervised] = []
 
 
 def _settings(spec: SessionSpec, folder: Path) -> dict[str, str]:
