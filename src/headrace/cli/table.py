@@ -16,7 +16,8 @@ from headrace.cli.values import words
 
 if TYPE_CHECKING:
     from headrace.pipeline.delta_log import Commit
-    from headrace.pipeline.tables import KnownTable, Table
+    from headrace.pipeline.known_tables import KnownTable
+    from headrace.pipeline.tables import Table
 
 _WIDEST = 60
 
@@ -33,7 +34,7 @@ def table() -> None:
 
 def _open(app: App, name: str) -> tuple[KnownTable, Table]:
     from headrace.home import Home
-    from headrace.pipeline.tables import find_table, open_known
+    from headrace.pipeline.known_tables import find_table, open_known
 
     found = find_table(Home.find(app.home), name)
     return found, open_known(found)
@@ -49,7 +50,7 @@ def list_(app: App) -> None:
     headrace table list
     """
     from headrace.home import Home
-    from headrace.pipeline.tables import known_tables
+    from headrace.pipeline.known_tables import known_tables
 
     home = Home.find(app.home)
     found, wrong = known_tables(home)

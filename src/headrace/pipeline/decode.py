@@ -8,6 +8,7 @@ anything for a string; `from_avro` does not know a registry's frame. So what the
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -136,7 +137,7 @@ def _no_text() -> Column:
     return F.when(F.col("_value").isNull(), NULL_VALUE).when(~F.is_valid_utf8(F.col("_value").cast("string")), NOT_UTF8)
 
 
-class RegisteredDecoder:
+class RegisteredDecoder(ABC):
     """What decoders have in common that go by a registry's ids: which ids they know, and whose fields they make.
 
     The ids of a topic are few but not known beforehand. A batch with ids that are not known yet is decoded again
@@ -153,13 +154,13 @@ class RegisteredDecoder:
         self._strangers: set[int] = set()
         self._reader = self._reader_schema()
 
+    @abstractmethod
     def compiled(self, schema: Schema) -> Any:
         """What is kept of a schema in order to decode with it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, raw: DataFrame) -> DataFrame:
         """`raw` with `_fields` and `_undecoded`."""
-        raise NotImplementedError
 
     def know_all(self) -> None:
         """Every version of the subject is known: real-time mode cannot learn on the way."""

@@ -1,4 +1,4 @@
-"""Tables that pipelines write, looked at without Spark: which there are, their columns, rows, counts and history.
+"""Tables that pipelines write, looked at without Spark: their columns, rows, counts and history.
 
 `read_table(path)` opens a Delta or Parquet table of this machine; rows come in Arrow batches, so the size of a table
 does not matter. What a table is made of is asked of those who wrote it: Delta's log; for Parquet the folders of
@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from headrace.errors import ConfigError, Failed, HeadraceError, UsageError
+from headrace.errors import Failed, HeadraceError, UsageError
 from headrace.pipeline import delta_log
-from headrace.pipeline.declaration import Declaration, declared, read
 from headrace.pipeline.delta_log import Commit, Deletion
-from headrace.pipeline.folder import PipelineFolder
 from headrace.pipeline.row_filter import field_of, no_such_column, read_filter
-
-if TYPE_CHECKING:
-    from headrace.home import Home
 
 TableKind = Literal["delta", "parquet"]
 
@@ -34,140 +30,11 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 
 
-# -- which there are ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class KnownTable:
-    """A table that a pipeline declares, whether it has been written or not. `name` is what commands take."""
-
-    name: str
-    pipeline: str
-    kind: TableKind
-    path: str
-    role: Literal["rows", "aggregate", "dead letters"]
-
-    @property
-    def is_remote(self) -> bool:
-        return "://" in self.path
-
-    @property
-    def is_written(self) -> bool:
-        return not self.is_remote and is_table(Path(self.path))
-
-
-def known_tables(home: Home) -> tuple[list[KnownTable], list[ConfigError]]:
-    """The tables of every pipeline in headrace.toml, and what is wrong with pipelines that cannot be read."""
-    found: list[KnownTable] = []
-    wrong: list[ConfigError] = []
-    for name in declared(home.config_file):
-        try:
-            found += tables_of(home, read(home.config_file, name))
-        except ConfigError as error:
-            wrong.append(error)
-    return _named_apart(found), wrong
-
-
-def tables_of(home: Home, declaration: Declaration) -> list[KnownTable]:
-    """The tables of one pipeline: its sinks, then its dead letters."""
-    name = declaration.name
-    found = [
-        KnownTable(
-            _last_part(sink.target), name, sink.kind, declaration.resolve(sink.target),
-            "aggregate" if sink.aggregate else "rows",
-        )
-        for sink in declaration.sinks
-        if sink.kind == "delta" or sink.kind == "parquet"
-    ]  # fmt: skip
-    dead = PipelineFolder(home, name).dead_letters(declaration)
-    if dead.kind == "table":
-        target = declaration.dead_letters.target if declaration.dead_letters else f"{name}.dead_letters"
-        found.append(KnownTable(_last_part(target), name, "delta", dead.target, "dead letters"))
-    return found
-
-
-def find_table(home: Home, name: str) -> KnownTable:
-    """The table that is meant: by its name, its path, its pipeline. None of these is an error that lists the known."""
-    known, wrong = known_tables(home)
-    folder = home.config_file.parent
-    wanted = {name.rstrip("/"), str((folder / name).absolute()), str(Path(name).absolute())}
-    for matches in (
-        [table for table in known if table.path in wanted],
-        [table for table in known if table.name == name],
-        [table for table in known if _last_part(table.path) == name],
-        [table for table in known if table.pipeline == name and table.role != "dead letters"],
-    ):
-        if len({table.path for table in matches}) == 1:
-            return matches[0]
-        if matches:
-            raise UsageError(
-                f"{name!r} may be any of several tables",
-                why=f"pipeline {matches[0].pipeline} writes {', '.join(table.name for table in matches)}"
-                if len({table.pipeline for table in matches}) == 1
-                else f"it is the name of {', '.join(table.path for table in matches)}",
-                hint=f"headrace table head {matches[0].name}",
-            )
-    for path in (Path(name), folder / name):
-        if is_table(path):
-            kind: TableKind = "delta" if delta_log.is_delta(path) else "parquet"
-            return KnownTable(path.name, "", kind, str(path.absolute()), "rows")
-    raise _no_such_table(name, known, wrong, home.config_file)
-
-
-def open_known(table: KnownTable) -> Table:
-    """The table, opened; one that was never written is an error that names the command which fills it."""
-    if not table.is_remote and not table.is_written:
-        raise UsageError(
-            f"the table {table.name} has not been written yet",
-            why=f"pipeline {table.pipeline} has put nothing into {table.path}",
-            hint=f"headrace pipeline run {table.pipeline}"
-            if table.role != "dead letters"
-            else "no record was dead so far: headrace pipeline ledger tells",
-        )
-    return read_table(table.path)
-
-
-def _named_apart(tables: list[KnownTable]) -> list[KnownTable]:
-    """Two tables of the same name get their pipeline's before it."""
-    paths: dict[str, set[str]] = {}
-    for table in tables:
-        paths.setdefault(table.name, set()).add(table.path)
-    return [
-        table if len(paths[table.name]) == 1 else KnownTable(
-            f"{table.pipeline}.{table.name}", table.pipeline, table.kind, table.path, table.role
-        )
-        for table in tables
-    ]  # fmt: skip
-
-
-def _no_such_table(name: str, known: list[KnownTable], wrong: list[ConfigError], file: Path) -> UsageError:
-    import difflib
-
-    names = list(dict.fromkeys(table.name for table in known))
-    near = difflib.get_close_matches(name, names, n=1)
-    if names:
-        why = f"known are {', '.join(names)}"
-    elif wrong:
-        why = wrong[0].problem
-    else:
-        why = f"{file.name} declares no pipeline that writes one" if file.is_file() else f"there is no file {file}"
-    return UsageError(
-        f"there is no table {name!r}", why=why, hint=f"did you mean {near[0]}?" if near else "headrace table list"
-    )
-
-
-def _last_part(target: str) -> str:
-    return target.rstrip("/").rsplit("/", 1)[-1]
-
-
 def is_table(path: Path) -> bool:
     """Whether a table lies there: Delta's log, or Parquet files."""
     if not path.is_dir():
         return False
     return delta_log.is_delta(path) or next(path.glob("**/*.parquet"), None) is not None
-
-
-# -- one table ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -220,7 +87,7 @@ def read_table(path: str | Path) -> Table:
     raise UsageError(f"there is no table in {root}", why="neither Delta's log nor a Parquet file lies there")
 
 
-class Table:
+class Table(ABC):
     """A table as it is when it is first looked at: what is written later is seen by whoever opens it anew."""
 
     kind: TableKind
@@ -234,16 +101,18 @@ class Table:
         return None
 
     @property
+    @abstractmethod
     def columns(self) -> tuple[Column, ...]:
-        raise NotImplementedError
+        """Its columns, those that keep its files apart too."""
 
     @property
+    @abstractmethod
     def _files(self) -> Sequence[_File]:
-        raise NotImplementedError
+        """What it is made of."""
 
+    @abstractmethod
     def history(self, limit: int = 20) -> list[Commit]:
         """What was done to the table, the newest first."""
-        raise NotImplementedError
 
     @property
     def size_bytes(self) -> int:
@@ -253,10 +122,10 @@ class Table:
     def file_count(self) -> int:
         return len(self._files)
 
-    @cached_property
+    @property
+    @abstractmethod
     def schema(self) -> Any:
         """The columns as an Arrow schema."""
-        raise NotImplementedError
 
     def count(self, where: str | None = None) -> int:
         """The number of rows; without a condition from what is written about the files, not from the rows."""
