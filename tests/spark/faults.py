@@ -1,4 +1,4 @@
-"""A task of the Kafka sink that is killed at a chosen point, once. Sent to Spark's workers by value."""
+"""Tasks of the Kafka sink that are struck at a chosen point. Sent to Spark's workers by value."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Killed:
 
     def __call__(self, target: Any, chunks: Iterator[Any]) -> Iterator[Any]:
         armed = target.batch >= self.batch
-        setattr(kafka_sink, _WRITER, _dying(self) if armed else MarkedWriter)
+        setattr(kafka_sink, _WRITER, _struck(self) if armed else MarkedWriter)
         kafka_sink._writers.clear()
         try:
             yield from _WRITE_TASK(target, chunks)
@@ -39,40 +39,58 @@ class Killed:
             setattr(kafka_sink, _WRITER, MarkedWriter)
             kafka_sink._writers.clear()
 
-    def reached(self, here: str) -> None:
-        if here != self.point:
-            return
+    def reached(self, here: str, writer: MarkedWriter) -> None:
+        if here == self.point and self._is_due():
+            self.strike(writer)
+
+    def strike(self, writer: MarkedWriter) -> None:  # noqa: ARG002 - other faults strike at it
+        os.kill(self.victim or os.getpid(), signal.SIGKILL)
+
+    def _is_due(self) -> bool:
         try:
             os.close(os.open(self.flag, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
-            return
-        os.kill(self.victim or os.getpid(), signal.SIGKILL)
+            return False
+        return True
 
 
-def _dying(fault: Killed) -> type[MarkedWriter]:
-    class Dying(MarkedWriter):
+@dataclass(frozen=True)
+class Overtaken(Killed):
+    """The writer is opened elsewhere, as by a worker that Spark has given up: once, or each time."""
+
+    always: bool = False
+
+    def strike(self, writer: MarkedWriter) -> None:
+        MarkedWriter(writer._connection, writer.name)
+
+    def _is_due(self) -> bool:
+        return self.always or super()._is_due()
+
+
+def _struck(fault: Killed) -> type[MarkedWriter]:
+    class Struck(MarkedWriter):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
-            fault.reached("opened")
+            fault.reached("opened", self)
 
         def begin(self) -> None:
             super().begin()
-            fault.reached("begun")
+            fault.reached("begun", self)
 
         def send(self, records: Any) -> None:
             super().send(records)
-            fault.reached("sent")
+            fault.reached("sent", self)
 
         def flush(self) -> None:
             super().flush()
-            fault.reached("flushed")
+            fault.reached("flushed", self)
 
         def _ask(self, call: Any) -> None:
             deciding = getattr(call, "__name__", "") == "commit_transaction"
             if deciding:
-                fault.reached("marked")
+                fault.reached("marked", self)
             super()._ask(call)
             if deciding:
-                fault.reached("committed")
+                fault.reached("committed", self)
 
-    return Dying
+    return Struck

@@ -172,12 +172,14 @@ def test_a_refused_record_fails_the_batch_and_is_named(
 
 
 @pytest.fixture
-def dying(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """Tasks are killed at the point that is named, once."""
+def struck(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Callable[[faults.Killed], None]]:
+    """Tasks meet with the fault that is given."""
     cloudpickle.register_pickle_by_value(faults)
 
-    def arrange(point: str) -> None:
-        monkeypatch.setattr(kafka_sink, "_write_task", faults.Killed(point, 1, tmp_path / point))
+    def arrange(fault: faults.Killed) -> None:
+        monkeypatch.setattr(kafka_sink, "_write_task", fault)
 
     yield arrange
     cloudpickle.unregister_pickle_by_value(faults)
@@ -185,11 +187,11 @@ def dying(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 @pytest.mark.parametrize("point", faults.POINTS)
 def test_a_worker_is_killed(
-    spark: SparkSession, connection: Connection, headrace_topic: MakeTopic, writer: str, dying: Callable[[str], None],
-    point: str,
+    spark: SparkSession, connection: Connection, headrace_topic: MakeTopic, writer: str,
+    struck: Callable[[faults.Killed], None], tmp_path: Path, point: str,
 ) -> None:  # fmt: skip
     topic = headrace_topic(partitions=2)
-    dying(point)
+    struck(faults.Killed(point, 1, tmp_path / "struck"))
     write_exactly_once(numbers(spark, topic, 0), KafkaTarget(connection, writer, 0, tasks=2))
     with pytest.raises(Py4JJavaError, match="worker exited unexpectedly"):
         write_exactly_once(numbers(spark, topic, 1), KafkaTarget(connection, writer, 1, tasks=2))
@@ -199,6 +201,29 @@ def test_a_worker_is_killed(
         assert result.replayed
     write_exactly_once(numbers(spark, topic, 2), KafkaTarget(connection, writer, 2, tasks=2))
     assert seen(connection, topic) == Counter(range(300))
+
+
+@pytest.mark.parametrize("point", ["flushed", "marked"])
+def test_a_worker_that_was_given_up_comes_late(
+    spark: SparkSession, connection: Connection, headrace_topic: MakeTopic, writer: str,
+    struck: Callable[[faults.Killed], None], tmp_path: Path, point: str,
+) -> None:  # fmt: skip
+    """It takes the writer's name from the task that repeats the batch; the batch is written all the same, once."""
+    topic = headrace_topic(partitions=2)
+    struck(faults.Overtaken(point, 1, tmp_path / "struck"))
+    for batch in range(3):
+        target = KafkaTarget(connection, writer, batch, tasks=2)
+        assert write_exactly_once(numbers(spark, topic, batch), target).records == 100
+    assert seen(connection, topic) == Counter(range(300))
+
+
+def test_two_runs_that_fence_each_other_are_told(
+    spark: SparkSession, connection: Connection, headrace_topic: MakeTopic, writer: str,
+    struck: Callable[[faults.Killed], None], tmp_path: Path,
+) -> None:  # fmt: skip
+    struck(faults.Overtaken("marked", 0, tmp_path / "struck", always=True))
+    with pytest.raises(Failed, match="was replaced by another one"):
+        write_exactly_once(numbers(spark, headrace_topic(), 0), KafkaTarget(connection, writer, 0, tasks=2))
 
 
 _RECORDS = 1200

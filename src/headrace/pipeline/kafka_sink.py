@@ -8,6 +8,9 @@ has noted that it is done, and be repeated: every row is there once.
 Writers are kept in Spark's Python workers from batch to batch, because opening one costs round trips. A worker cannot
 know whether its writer was opened elsewhere since; Kafka says so to the first rows, which are still at hand then.
 
+Spark may have given up a task whose worker is still on its way: if that one opens the writer after the task that
+repeats it, Kafka fences the wrong one of the two. Then the batch is repeated once more: both were of the same rows.
+
 What a task cannot do is told in its result, not raised: Spark would wrap it in two stack traces.
 """
 
@@ -24,11 +27,11 @@ from headrace import errors
 from headrace.errors import Failed, HeadraceError
 from headrace.transport.client import Connection
 from headrace.transport.marks import Mark, MarkedWriter, prepare, settle
-from headrace.transport.writer import Records
+from headrace.transport.writer import Fenced, Records
 
 if TYPE_CHECKING:
     import pyarrow
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
 __all__ = ["KafkaTarget", "SinkResult", "prepare", "write_exactly_once"]
 
@@ -36,6 +39,8 @@ _COLUMNS = ("topic", "key", "value", "headers", "_topic", "_partition")
 _RESULT = "records long, replayed boolean, kind string, problem string, why string, hint string"
 # A worker that Spark has no use for ends after a minute; a writer of a pipeline that stopped shall not stay longer.
 _IDLE_S = 60.0
+# Workers left behind come to an end; two runs that fence each other must not be kept at it for ever.
+_REPEATS = 2
 
 
 @dataclass(frozen=True)
@@ -72,18 +77,29 @@ def write_exactly_once(rows: DataFrame, target: KafkaTarget) -> SinkResult:
     """
     from pyspark.sql import functions as F
 
-    if target.replaying:
-        settle(target.connection, map(target.name_of, range(target.tasks)))
     source = "crc32(cast(coalesce(_topic, '') as binary)) + coalesce(_partition, 0)"
     task = F.expr(f"cast(pmod({source}, {target.tasks}) as int)")
     offset = F.col("_offset") if "_offset" in rows.columns else F.lit(None).cast("long")
     wanted = rows.select(*_COLUMNS, offset.alias("_offset"), task.alias("_task"))
     spread = wanted.repartitionById(target.tasks, F.col("_task"))
-    results = map_in_arrow(spread, partial(_write_task, target), _RESULT).collect()
+    written = map_in_arrow(spread, partial(_write_task, target), _RESULT)
+    names = [target.name_of(task) for task in range(target.tasks)]
+    if target.replaying:
+        settle(target.connection, names)
+    results = written.collect()
+    for _ in range(_REPEATS):
+        if not _overtaken(results):
+            break
+        settle(target.connection, names)
+        results = written.collect()
     for row in results:
         if row["kind"] is not None:
             raise _raisable(row["kind"], row["problem"], row["why"], row["hint"])
     return SinkResult(sum(row["records"] for row in results), any(row["replayed"] for row in results))
+
+
+def _overtaken(results: list[Row]) -> bool:
+    return {row["kind"] for row in results} - {None} == {Fenced.__name__}
 
 
 def map_in_arrow(rows: DataFrame, function: Any, schema: str) -> DataFrame:
