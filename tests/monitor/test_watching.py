@@ -38,7 +38,7 @@ def sampler(headrace_cluster: HasBootstrap, tmp_path: Path) -> Iterator[Sampler]
 def look(sampler: Sampler, *, times: int = 1) -> Snapshot:
     for _ in range(times):
         sampler._looker.everything_is_due()
-        found = sampler.look()
+        found = sampler.sample()
     return found
 
 

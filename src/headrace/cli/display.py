@@ -7,13 +7,13 @@ same numbers that `headrace pipeline status` tells.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace.cli.app import App
 from headrace.cli.output import counted, duration, print_table, say
 from headrace.errors import HeadraceError
+from headrace.runtime.rounds import Rounds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
     from headrace.pipeline.status import PartitionStatus, PipelineStatus
     from headrace.transport.client import Connection
 
-_LOOK_EVERY_S = 2.0
+_REST_S = 2.0
 _DRAWN_PER_S = 2
 _SHOWN_PARTITIONS = 8
 
 
-class Display:
+class Display(Rounds):
     """Of one run; used as a context around it. Whatever it is told may come from another thread."""
 
     def __init__(self, app: App, pipeline: Pipeline, connection: Connection) -> None:
+        super().__init__(f"display of {pipeline.name}")
         self.app = app
         self.pipeline = pipeline
         self.connection = connection
@@ -42,8 +43,6 @@ class Display:
         self.last: BatchEntry | None = None
         self.status: PipelineStatus | None = None
         self._live: Any = None
-        self._ended = threading.Event()
-        self._looking = threading.Thread(target=self._look, daemon=True)
 
     def options(self, trigger: Trigger | None = None) -> RunOptions:
         """A run with these is shown here."""
@@ -62,13 +61,12 @@ class Display:
                 redirect_stdout=sys.stdout.isatty(), transient=True,
             )  # fmt: skip
             self._live.start()
-            self._looking.start()
+            self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
+        self.stop()
         if self._live is not None:
-            self._looking.join()
             self._live.stop()
 
     def say(self, text: str) -> None:
@@ -90,15 +88,15 @@ class Display:
         if rows:
             print_table(list(rows[0]), [list(row.values()) for row in rows])
 
-    def _look(self) -> None:
+    def look(self) -> float:
+        """How far the pipeline is."""
         from headrace.pipeline.status import status
 
-        while not self._ended.is_set():
-            try:
-                self.status = status(self.connection, self.pipeline.home, self.pipeline.declaration)
-            except HeadraceError:
-                self.status = None
-            self._ended.wait(_LOOK_EVERY_S)
+        try:
+            self.status = status(self.connection, self.pipeline.home, self.pipeline.declaration)
+        except HeadraceError:
+            self.status = None
+        return _REST_S
 
     # -- the picture ---------------------------------------------------------------------------------------------------
 

@@ -6,13 +6,14 @@ its client id.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError
 from headrace.labs.figures import COLOURS, GREY
+from headrace.runtime.rounds import Rounds
 from headrace.transport.client import HasBootstrap
 from headrace.transport.groups import Groups
 
@@ -23,34 +24,26 @@ if TYPE_CHECKING:
 Owners = Mapping[str, tuple[int, ...]]
 
 
-class Ownership:
-    """Watches a group from a thread of its own until the block is left."""
+class Ownership(Rounds):
+    """Watches a group until the block is left."""
 
     def __init__(self, where: HasBootstrap, group: str) -> None:
+        super().__init__(f"owners of {group}")
         self.seen: list[tuple[float, Owners]] = []
         self.marks: list[tuple[float, str]] = []
-        self._where = where
+        self._groups = Groups(where)
         self._group = group
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"owners of {group}", daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+    def stop(self, within_s: float | None = None) -> None:
+        super().stop(within_s)
+        self._groups.close()
 
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        with Groups(self._where) as groups:
-            while not self._stop.wait(0.15):
-                try:
-                    members = groups.describe(self._group).members or ()
-                except HeadraceError:
-                    continue  # it does not exist yet, or its coordinator is moving
-                owners = {member.client_id: tuple(p for _, p in sorted(member.assignment)) for member in members}
-                self.seen.append((time.monotonic(), owners))
+    def look(self) -> float:
+        with suppress(HeadraceError):  # it does not exist yet, or its coordinator is moving
+            members = self._groups.describe(self._group).members or ()
+            owners = {member.client_id: tuple(p for _, p in sorted(member.assignment)) for member in members}
+            self.seen.append((time.monotonic(), owners))
+        return 0.15
 
     @property
     def now(self) -> Owners:

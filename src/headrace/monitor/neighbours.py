@@ -6,7 +6,6 @@ hangs holds up nothing but itself. What has been found last is there to be read 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,13 +17,14 @@ from headrace.cluster import Cluster
 from headrace.errors import HeadraceError
 from headrace.monitor.snapshot import ConnectorView, SubjectView, TaskView
 from headrace.runtime.process import memory_bytes
+from headrace.runtime.rounds import Rounds
 from headrace.transport.connectors import Connectors
 from headrace.transport.schemas import Registry
 
 T = TypeVar("T")
 D = TypeVar("D")
 
-_EVERY_S = 2.0
+_REST_S = 2.0
 _SERVICES_EVERY_S = 4.0
 _MEMORY_EVERY_S = 15.0
 # A subject costs three requests; new ones first, then one after the other.
@@ -54,10 +54,11 @@ class _Clock:
         return True
 
 
-class NeighbourWatch:
-    """Looks at what stands beside the brokers, in a thread of its own."""
+class NeighbourWatch(Rounds):
+    """Looks at what stands beside the brokers."""
 
     def __init__(self, cluster: Cluster | None, registry: Registry | None, connectors: Connectors | None) -> None:
+        super().__init__("neighbours")
         self.cluster = cluster
         self.registry = registry
         self.worker = connectors
@@ -65,29 +66,13 @@ class NeighbourWatch:
         self._clock = _Clock()
         self._subjects: dict[str, SubjectView] = {}
         self._to_visit: list[str] = []
-        self._wake = threading.Event()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="neighbours", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping = True
-        self._wake.set()
 
     def look_now(self) -> None:
         """Somebody has changed something: look at all of it soon."""
         self._clock.at.clear()
-        self._wake.set()
+        super().look_now()
 
-    def _run(self) -> None:
-        while not self._stopping:
-            self.look()
-            self._wake.wait(_EVERY_S)
-            self._wake.clear()
-
-    def look(self) -> None:
+    def look(self) -> float:
         """One look at everything that is due."""
         now = self.latest
         memory, subjects, connectors = now.memory_bytes, now.subjects, now.connectors
@@ -98,6 +83,7 @@ class NeighbourWatch:
         if self.worker and self._clock.due("connect", _SERVICES_EVERY_S):
             connectors = _tried(self._look_at_connectors, None)
         self.latest = Neighbours(memory, subjects, connectors)
+        return _REST_S
 
     def _memory(self) -> dict[str, int | None]:
         nodes = self.cluster.node_states() if self.cluster else ()

@@ -7,7 +7,6 @@ made anew, records about to expire, the size of the state) is asked for more sel
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,11 +21,12 @@ from headrace.pipeline.checkpoint import Checkpoint
 from headrace.pipeline.declaration import Declaration, declared
 from headrace.pipeline.pipeline import Pipeline
 from headrace.pipeline.status import PartitionStatus, PipelineStatus, Totals, partitions_of, status
+from headrace.runtime.rounds import Rounds
 from headrace.transport.client import Connection
 from headrace.transport.extent import TopicExtent
 from headrace.transport.topics import TopicPartition
 
-_ASK_KAFKA_EVERY_S = 20.0
+_REST_S = 20.0
 
 #: How long ago the record of that partition and offset was written, as far as the watch knows.
 Age = Callable[[TopicPartition, int], float | None]
@@ -48,27 +48,15 @@ class _Told:
         return None
 
 
-class PipelineWatch:
+class PipelineWatch(Rounds):
     """Reads the pipelines of one home. A pipeline that is declared wrongly is shown with what is wrong."""
 
     def __init__(self, home: Home, connection: Connection) -> None:
+        super().__init__("pipelines")
         self.home = home
         self.connection = connection
         self._told: dict[str, _Told] = {}
         self._declared: tuple[object, dict[str, Pipeline | HeadraceError]] = (None, {})
-        self._wake = threading.Event()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="pipelines", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping = True
-        self._wake.set()
-
-    def look_now(self) -> None:
-        self._wake.set()
 
     def __call__(self, now: Snapshot, age: Age) -> tuple[PipelineView, ...]:
         """The pipelines as their files tell them, held against the topics of the snapshot."""
@@ -104,16 +92,14 @@ class PipelineWatch:
 
     # -- what is asked for seldom ---------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while not self._stopping:
-            self._wake.clear()
-            for name, found in self.declared().items():
-                if isinstance(found, Pipeline):
-                    try:
-                        self._told[name] = self._ask(found)
-                    except (HeadraceError, OSError):
-                        self._told.pop(name, None)
-            self._wake.wait(_ASK_KAFKA_EVERY_S)
+    def look(self) -> float:
+        for name, found in self.declared().items():
+            if isinstance(found, Pipeline):
+                try:
+                    self._told[name] = self._ask(found)
+                except (HeadraceError, OSError):
+                    self._told.pop(name, None)
+        return _REST_S
 
     def _ask(self, found: Pipeline) -> _Told:
         checkpoint = _checkpoint(found)

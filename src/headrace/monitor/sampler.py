@@ -19,12 +19,17 @@ from headrace.monitor.look import EVERY_S, Looker, Target
 from headrace.monitor.neighbours import NeighbourWatch
 from headrace.monitor.pipelines import PipelineWatch
 from headrace.monitor.snapshot import Snapshot
+from headrace.runtime.rounds import Rounds
+
+_MIN_REST_S = 0.2
+_STOP_S = 10.0
 
 
-class Sampler:
+class Sampler(Rounds):
     """Makes snapshots until it is stopped. Any thread may read `latest` and wait for the next one."""
 
     def __init__(self, target: Target, history: History) -> None:
+        super().__init__("sampler")
         self.target = target
         self.history = history
         self.pipelines = PipelineWatch(target.cluster.home, target.connection) if target.cluster else None
@@ -35,9 +40,6 @@ class Sampler:
             at=time.time(), took_s=0, every_s=EVERY_S, reachable=False, bootstrap=target.connection.bootstrap,
             problem="nobody has been asked yet",
         )  # fmt: skip
-        self._wake = threading.Event()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
     @property
     def latest(self) -> Snapshot:
@@ -48,17 +50,14 @@ class Sampler:
         self.neighbours.start()
         if self.pipelines:
             self.pipelines.start()
-        self._thread.start()
+        super().start()
 
-    def stop(self) -> None:
-        """The thread has ended, nothing is asked any more."""
-        self._stopping = True
-        self._wake.set()
-        self.neighbours.stop()
+    def stop(self, within_s: float | None = _STOP_S) -> None:
+        """Nothing is asked any more, but by a neighbour's watch that waits for its answer yet."""
+        super().stop(within_s)
+        self.neighbours.stop(0)
         if self.pipelines:
-            self.pipelines.stop()
-        if self._thread.is_alive():
-            self._thread.join(10)
+            self.pipelines.stop(0)
         self._looker.survey.close()
 
     def look_now(self) -> None:
@@ -67,7 +66,7 @@ class Sampler:
         self.neighbours.look_now()
         if self.pipelines:
             self.pipelines.look_now()
-        self._wake.set()
+        super().look_now()
 
     def after(self, at: float, within_s: float) -> Snapshot:
         """The first snapshot that was begun after that time, or the latest when patience ends."""
@@ -75,18 +74,17 @@ class Sampler:
             self._changed.wait_for(lambda: self._latest.at - self._latest.took_s > at, within_s)
             return self._latest
 
-    def _run(self) -> None:
-        while not self._stopping:
-            began = time.monotonic()
-            try:
-                self.look()
-            except Exception as error:  # the watch must go on, whatever one look stumbles over
-                self._stumbled(error)
-            self._wake.wait(max(0.2, self._latest.every_s - (time.monotonic() - began)))
-            self._wake.clear()
+    def look(self) -> float:
+        """One look at everything; the pace is kept, however long a look takes."""
+        began = time.monotonic()
+        try:
+            self.sample()
+        except Exception as error:  # the watch must go on, whatever one look stumbles over
+            self._stumbled(error)
+        return max(_MIN_REST_S, self._latest.every_s - (time.monotonic() - began))
 
-    def look(self) -> Snapshot:
-        """One look at everything; what changed since the one before is an event."""
+    def sample(self) -> Snapshot:
+        """A snapshot of everything; what changed since the one before is an event."""
         before = self._latest
         after = self._with_pipelines(self._looker.look(before))
         if before.brokers or before.reachable:

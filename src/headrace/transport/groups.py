@@ -158,6 +158,10 @@ class Groups:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The connection is given back."""
         self._admin.close()
 
     def list(self) -> tuple[Group, ...]:

@@ -11,10 +11,9 @@ replica is back, writing goes on.
 
 from __future__ import annotations
 
-import threading
 import time
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace import consume, produce
 from headrace.cluster.segments import Segment, partitions_in, segments_in
@@ -24,6 +23,7 @@ from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.sighting import Sighting
 from headrace.labs.workbench import Workbench
 from headrace.labs.writer import Writer
+from headrace.runtime.rounds import Rounds
 from headrace.transport.produce import ProduceOptions
 
 if TYPE_CHECKING:
@@ -47,34 +47,25 @@ class _Look(NamedTuple):
     read: int
 
 
-class _Watch:
-    """Looks at the files of a topic again and again, in a thread of its own: whoever asks brokers may have to wait."""
+class _Watch(Rounds):
+    """Looks at the files of a topic: whoever asks brokers may have to wait."""
 
     def __init__(self, lab: Workbench, topic: str, reader: Sighting) -> None:
+        super().__init__(f"watch of {topic}")
         self.looks: list[_Look] = []
         self.isr: list[tuple[float, int]] = []
         self.marks: dict[str, float] = {}
         self._lab, self._topic, self._reader = lab, topic, reader
         self._ends = _Ends(lab, topic)
         self._began = time.monotonic()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"watch of {topic}", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
 
     @property
     def now(self) -> float:
         return time.monotonic() - self._began
 
-    def _run(self) -> None:
-        while not self._stop.wait(0.05):
-            self.looks.append(_Look(self.now, self._ends.look(), len(self._reader.seen)))
+    def look(self) -> float:
+        self.looks.append(_Look(self.now, self._ends.look(), len(self._reader.seen)))
+        return 0.05
 
     def until_isr(self, size: int, what: str) -> None:
         """So many replicas are in sync."""

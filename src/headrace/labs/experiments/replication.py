@@ -11,7 +11,6 @@ decide among themselves (KRaft).
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from headrace.labs.figures import BLUE, GREY, ORANGE
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
 from headrace.labs.writer import Writer, account_of
+from headrace.runtime.rounds import Rounds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,27 +105,18 @@ def _isr_sizes(lab: Workbench, topic: str) -> list[int]:
     return [len(p.isr) for p in lab.admin.topic(topic).partitions]
 
 
-class _IsrWatch:
-    """Looks at the ISR many times a second, from a thread of its own."""
+class _IsrWatch(Rounds):
+    """Looks at the ISR many times a second."""
 
     def __init__(self, lab: Workbench, topic: str) -> None:
+        super().__init__(f"ISR of {topic}")
         self.seen: list[tuple[float, list[int]]] = []
         self._lab = lab
         self._topic = topic
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> _IsrWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(0.1):
-            self.seen.append((time.monotonic(), _isr_sizes(self._lab, self._topic)))
+    def look(self) -> float:
+        self.seen.append((time.monotonic(), _isr_sizes(self._lab, self._topic)))
+        return 0.1
 
     def smallest(self) -> list[int]:
         return [min(column) for column in zip(*(sizes for _, sizes in self.seen), strict=True)]
