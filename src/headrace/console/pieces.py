@@ -458,9 +458,24 @@ def select(label: str, options: Any, value: Any = None, **settings: Any) -> ui.s
     )
 
 
-def range_switch(of_card: ui.element, chosen: str, choose: Callable[[str], None]) -> None:
-    """The switch for how far back a chart looks, at the right of a card's title."""
-    from headrace.console.charts import RANGES
+def over_time(of_card: ui.element, live: Live, draw: Callable[[int], None]) -> Callable[[], None]:
+    """A switch at the right of a card's title: `draw` is told how many seconds to look back, with every snapshot.
+
+    Returns what draws again at once.
+    """
+    from headrace.console.charts import FIRST_RANGE, RANGES
+
+    chosen = FIRST_RANGE
+
+    def choose(name: str) -> None:
+        nonlocal chosen
+        chosen = name
+        redraw()
+
+    def redraw() -> None:
+        draw(RANGES[chosen])
 
     with of_card.default_slot.children[0], element("span", "side"):
         toggle([(name, name) for name in RANGES], chosen, choose)
+    live(lambda _: redraw())
+    return redraw

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from nicegui import ui
 
 from headrace.console import pieces, words
-from headrace.console.charts import FIRST_RANGE, RANGES, VIOLET, Line, OwnerChart, TimeChart
+from headrace.console.charts import VIOLET, Line, OwnerChart, TimeChart
 from headrace.console.desk import Desk
 from headrace.console.pages.topics import sparks
 from headrace.console.pieces import (
@@ -28,14 +29,14 @@ from headrace.console.pieces import (
     empty,
     group_href,
     once_known,
+    over_time,
     page,
     quoted,
-    range_switch,
     select,
 )  # fmt: skip
 from headrace.console.tables import Column, Row, Table
 from headrace.errors import HeadraceError
-from headrace.monitor.snapshot import GroupView, OffsetView, Snapshot
+from headrace.monitor.snapshot import GroupView, OffsetView, PipelineOffsetView, Snapshot
 from headrace.transport.groups import PlannedOffset
 
 _STATES: dict[str, State] = {
@@ -61,7 +62,7 @@ _LIST = (
 _OFFSETS = (
     Column("topic", "Topic", "name"),
     Column("partition", "Partition", "number"),
-    Column("committed", "Committed", "number", wide=True),
+    Column("position", "Committed", "number", wide=True),
     Column("end", "End", "number"),
     Column("lag", "Lag", "meter"),
     Column("late", "Behind", "number", wide=True),
@@ -182,51 +183,35 @@ def _tiles(desk: Desk, name: str, live: Live) -> None:
 
 
 def _lag_chart(desk: Desk, name: str, live: Live) -> None:
-    chosen = {"range": FIRST_RANGE}
     with card("Lag") as made:
         chart = TimeChart("count", label="Lag in records over time")
 
-    def draw() -> None:
-        range_s = RANGES[chosen["range"]]
+    def draw(range_s: int) -> None:
         chart.show(
             [Line("lag", desk.history.series("group", name, "lag", since=time.time() - range_s), VIOLET)], range_s
         )
 
-    def choose(label: str) -> None:
-        chosen["range"] = label
-        draw()
-
-    range_switch(made, chosen["range"], choose)
-    live(lambda _: draw())
+    over_time(made, live, draw)
 
 
 def _owners(desk: Desk, name: str, live: Live) -> None:
-    chosen = {"range": FIRST_RANGE}
     with card("Who owned which partition") as made:
         nothing = empty("compare_arrows", "Nobody has owned anything", "Ownership is written down while members read.")
         chart = OwnerChart()
 
-    def draw() -> None:
-        range_s = RANGES[chosen["range"]]
+    def draw(range_s: int) -> None:
         owned = desk.history.ownership(name, since=time.time() - range_s)
         chart.show(owned, range_s)
         chart.set_visibility(bool(owned))
         nothing.set_visibility(not owned)
 
-    def choose(label: str) -> None:
-        chosen["range"] = label
-        draw()
-
-    range_switch(made, chosen["range"], choose)
-    live(lambda _: draw())
+    over_time(made, live, draw)
 
 
 def _offsets(desk: Desk, name: str, live: Live) -> None:
     def rows() -> list[Row]:
         group = desk.now.groups.get(name)
-        offsets = (group.offsets if group else None) or ()
-        most = max((o.lag or 0 for o in offsets), default=0) or 1
-        return [_offset_row(o, most) for o in offsets]
+        return offset_rows((group.offsets if group else None) or ())
 
     with card("Partitions"):
         nothing = empty("pin", "No offsets are known",
@@ -241,14 +226,21 @@ def _offsets(desk: Desk, name: str, live: Live) -> None:
         table.table.set_visibility(has_any)
 
 
-def _offset_row(o: OffsetView, most: int) -> Row:
+def offset_rows(offsets: Sequence[OffsetView] | Sequence[PipelineOffsetView]) -> list[Row]:
+    """How far a reader is in each partition, a group or a pipeline."""
+    most = max((o.lag or 0 for o in offsets), default=0) or 1
+    return [_offset_row(o, most) for o in offsets]
+
+
+def _offset_row(o: OffsetView | PipelineOffsetView, most: int) -> Row:
+    position, client = (o.committed, o.client_id) if isinstance(o, OffsetView) else (o.offset, None)
     return {
         "place": f"{o.topic}/{o.partition}",
         "topic": o.topic,
         "_topic": f"{o.topic} {o.partition:06d}",
         "partition": o.partition,
-        "committed": words.count(o.committed),
-        "_committed": o.committed,
+        "position": words.count(position),
+        "_position": position,
         "end": words.count(o.end),
         "_end": o.end,
         "lag": words.count(o.lag),
@@ -256,7 +248,7 @@ def _offset_row(o: OffsetView, most: int) -> Row:
         "lag_share": round(100 * (o.lag or 0) / most),
         "late": words.span(o.lag_s),
         "_late": o.lag_s,
-        "client": o.client_id or words.DASH,
+        "client": client or words.DASH,
     }
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from nicegui import ui
 
 from headrace.console import words
-from headrace.console.charts import BLUE, FIRST_RANGE, RANGES, TEAL, Line, TimeChart
+from headrace.console.charts import BLUE, TEAL, Line, TimeChart
 from headrace.console.desk import Desk
 from headrace.console.pages.topics import sparks
 from headrace.console.pieces import (
@@ -22,9 +22,9 @@ from headrace.console.pieces import (
     empty,
     flag,
     link,
+    over_time,
     page,
     put,
-    range_switch,
     show_state,
     state,
 )  # fmt: skip
@@ -107,12 +107,10 @@ def _tiles(desk: Desk, live: Live) -> None:
 
 
 def _throughput(desk: Desk, live: Live) -> None:
-    chosen = {"range": FIRST_RANGE}
     with card("Throughput") as made:
         chart = TimeChart("rate", label="Records in and out per second over time")
 
-    def draw() -> None:
-        range_s = RANGES[chosen["range"]]
+    def draw(range_s: int) -> None:
         since = time.time() - range_s
         history = desk.history
         chart.show(
@@ -123,12 +121,7 @@ def _throughput(desk: Desk, live: Live) -> None:
             range_s,
         )
 
-    def choose(name: str) -> None:
-        chosen["range"] = name
-        draw()
-
-    range_switch(made, chosen["range"], choose)
-    live(lambda _: draw())
+    over_time(made, live, draw)
 
 
 def _busiest(desk: Desk, live: Live) -> None:

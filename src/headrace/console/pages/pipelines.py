@@ -14,6 +14,7 @@ from nicegui import ui
 from headrace.console import pipelines, words
 from headrace.console.charts import VIOLET, Line, TimeChart
 from headrace.console.desk import Desk
+from headrace.console.pages.groups import offset_rows
 from headrace.console.pages.overview import PIPELINE_STATES
 from headrace.console.pieces import (
     EqualPanel,
@@ -44,7 +45,7 @@ from headrace.monitor.snapshot import LedgerView, PipelineView, Snapshot
 _OFFSETS = (
     Column("topic", "Topic", "name"),
     Column("partition", "Partition", "number"),
-    Column("offset", "Offset", "number"),
+    Column("position", "Offset", "number"),
     Column("end", "End", "number"),
     Column("lag", "Lag", "meter"),
     Column("late", "Behind", "number", wide=True),
@@ -112,25 +113,7 @@ class _Card:
                 self._stop = button("Stop", partial(self._act, "stop"), icon="stop")
 
     def _rows(self) -> list[Row]:
-        most = max((o.lag or 0 for o in self.pipeline.offsets), default=0) or 1
-        return [
-            {
-                "place": f"{o.topic}/{o.partition}",
-                "topic": o.topic,
-                "_topic": f"{o.topic} {o.partition:06d}",
-                "partition": o.partition,
-                "offset": words.count(o.offset),
-                "_offset": o.offset,
-                "end": words.count(o.end),
-                "_end": o.end,
-                "lag": words.count(o.lag),
-                "_lag": o.lag,
-                "lag_share": round(100 * (o.lag or 0) / most),
-                "late": words.span(o.lag_s),
-                "_late": o.lag_s,
-            }
-            for o in self.pipeline.offsets
-        ]
+        return offset_rows(self.pipeline.offsets)
 
     def show(self, pipeline: PipelineView) -> None:
         self.pipeline = pipeline

@@ -7,9 +7,9 @@ import time
 from nicegui import ui
 
 from headrace.console import pieces
-from headrace.console.charts import AMBER, BLUE, FIRST_RANGE, RANGES, RED, TEAL, VIOLET, Line, TimeChart
+from headrace.console.charts import AMBER, BLUE, RED, TEAL, VIOLET, Line, TimeChart
 from headrace.console.desk import Desk
-from headrace.console.pieces import EventList, Live, box, card, element, page, range_switch
+from headrace.console.pieces import EventList, Live, box, card, element, over_time, page
 from headrace.monitor.events import Event
 
 _KINDS = {
@@ -22,7 +22,6 @@ _COLOURS = {"error": RED, "warning": AMBER, "good": TEAL}
 
 def show(desk: Desk) -> None:
     live = Live(desk)
-    chosen = {"range": FIRST_RANGE}
     with page("Timeline") as side:
         with side:
             element("a", "link", "JSON", href="/api/events", target="_blank")
@@ -43,8 +42,7 @@ def show(desk: Desk) -> None:
             .style("min-width: 200px")
         )
 
-    def draw() -> None:
-        range_s = RANGES[chosen["range"]]
+    def draw(range_s: int) -> None:
         since = time.time() - range_s
         wanted = [kind for kind in kinds.value or [] if kind in _KINDS]
         found = desk.history.events(since=since, kinds=wanted, most=300)
@@ -64,14 +62,9 @@ def show(desk: Desk) -> None:
         behind.show([Line("partitions", series("cluster", "", "under_replicated", since=since), RED)], range_s)
         events.show(found)
 
-    def choose(name: str) -> None:
-        chosen["range"] = name
-        draw()
-
-    range_switch(made, FIRST_RANGE, choose)
-    words.on_value_change(lambda _: draw())
-    kinds.on_value_change(lambda _: draw())
-    live(lambda _: draw())
+    redraw = over_time(made, live, draw)
+    words.on_value_change(lambda _: redraw())
+    kinds.on_value_change(lambda _: redraw())
 
 
 def _marks(events: list[Event]) -> list[tuple[float, str, str]]:

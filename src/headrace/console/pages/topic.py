@@ -8,7 +8,7 @@ from typing import Any
 from nicegui import ui
 
 from headrace.console import words
-from headrace.console.charts import BLUE, FIRST_RANGE, RANGES, TEAL, VIOLET, Line, TimeChart
+from headrace.console.charts import BLUE, TEAL, VIOLET, Line, TimeChart
 from headrace.console.desk import Desk
 from headrace.console.pages import records, segments
 from headrace.console.pages.topics import health
@@ -31,9 +31,9 @@ from headrace.console.pieces import (
     no_topic,
     number,
     once_known,
+    over_time,
     page,
     quoted,
-    range_switch,
 )  # fmt: skip
 from headrace.console.tables import Column, Row, Table
 from headrace.errors import HeadraceError
@@ -127,15 +127,13 @@ def _tiles(desk: Desk, name: str, live: Live) -> None:
 
 
 def _charts(desk: Desk, name: str, live: Live) -> None:
-    chosen = {"range": FIRST_RANGE}
     with box("columns"):
         with card("Records per second") as rates_card:
             rates = TimeChart("rate", label="Records in and out per second over time")
         with card("Bytes stored"):
             stored = TimeChart("bytes", label="Bytes stored over time")
 
-    def draw() -> None:
-        range_s = RANGES[chosen["range"]]
+    def draw(range_s: int) -> None:
         since = time.time() - range_s
         rates.show(
             [
@@ -146,12 +144,7 @@ def _charts(desk: Desk, name: str, live: Live) -> None:
         )
         stored.show([Line("bytes", desk.history.series("topic", name, "bytes", since=since), VIOLET)], range_s)
 
-    def choose(label: str) -> None:
-        chosen["range"] = label
-        draw()
-
-    range_switch(rates_card, chosen["range"], choose)
-    live(lambda _: draw())
+    over_time(rates_card, live, draw)
 
 
 def _partitions(desk: Desk, name: str, live: Live) -> None:
