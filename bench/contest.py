@@ -9,9 +9,14 @@ from __future__ import annotations
 import json
 import random
 import statistics
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
+
+from tests.spark.standalone import java_home_for_spark
+
+from headrace.runtime.java import find_java
 
 T = TypeVar("T")
 #: Seconds by the clock and of CPU.
@@ -73,3 +78,22 @@ def report(figures: Mapping[str, list[tuple[float, float]]], records: int) -> No
         rate = records / statistics.median(clock)
         print(f"{name:16} {spread(clock, ' s')}  {rate:9,.0f} records/s  cpu {spread(cpu, ' s')}", end="")
         print(f"  {spread(ratios, 'x')} headrace's time")
+
+
+# -- pipelines and their peers, as processes ---------------------------------------------------------------------------
+
+
+def headrace_command(place: Path, declaration: str, name: str, bootstrap: str, *flags: str) -> list[str]:
+    """A run of the pipeline, declared and kept in that folder."""
+    place.mkdir()
+    (place / "headrace.toml").write_text(declaration, encoding="utf-8")
+    where = ["--home", str(place / "home"), "--file", str(place / "headrace.toml"), "--bootstrap", bootstrap]
+    return [sys.executable, "-m", "headrace", "pipeline", "run", name, "--quiet", *where, *flags]
+
+
+def plain_spark_environment(folder: Path) -> dict[str, str]:
+    """What PySpark's own launcher needs to find the Java that headrace runs on."""
+    java = folder / "java"
+    if not java.exists():
+        java_home_for_spark(java, find_java())
+    return {"JAVA_HOME": str(java)}

@@ -24,11 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from confluent_kafka import Consumer, Producer
-from tests.spark.standalone import java_home_for_spark
 
-from bench.contest import expect
+from bench.contest import expect, headrace_command, plain_spark_environment
 from headrace.cluster import Cluster
-from headrace.runtime.java import find_java
 from headrace.runtime.process import plain_environment
 from headrace.transport.admin import Admin, NewTopic
 
@@ -64,7 +62,8 @@ class Course:
         source, target = f"source-{self.runs}", f"target-{self.runs}"
         Admin(self.kafka).create_topics([NewTopic(topic, 1, 1, {}) for topic in (source, target)])
         command = self._command(name, source, target, self.folder / f"run-{self.runs}")
-        with _running(command, self._environment(name), self.folder / f"run-{self.runs}.log"):
+        environment = plain_spark_environment(self.folder) if name == _PLAIN else {}
+        with _running(command, environment, self.folder / f"run-{self.runs}.log"):
             return self._measure(source, target)
 
     def _measure(self, source: str, target: str) -> Latency:
@@ -96,19 +95,10 @@ class Course:
 
     def _command(self, name: str, source: str, target: str, place: Path) -> Sequence[str]:
         if name in _TRIGGERS:
-            place.mkdir()
             text = _PIPELINE.replace("SOURCE", source).replace("TARGET", target).replace("TRIGGER", _TRIGGERS[name])
-            (place / "headrace.toml").write_text(text, encoding="utf-8")
-            run = ["-m", "headrace", "pipeline", "run", "copy", "--quiet", "--home", str(place / "home")]
-            return [sys.executable, *run, "--file", str(place / "headrace.toml"), "--bootstrap", self.kafka.bootstrap]
+            return headrace_command(place, text, "copy", self.kafka.bootstrap)
         python, program = (sys.executable, "copy_pyspark") if name == _PLAIN else (str(self.python), f"copy_{name}")
         return [python, "-m", f"bench.peers.{program}", self.kafka.bootstrap, source, target, str(place)]
-
-    def _environment(self, name: str) -> dict[str, str]:
-        java = self.folder / "java"
-        if name == _PLAIN and not java.exists():
-            java_home_for_spark(java, find_java())
-        return {"JAVA_HOME": str(java)} if name == _PLAIN else {}
 
 
 @contextmanager

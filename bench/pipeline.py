@@ -22,12 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from tests.spark.standalone import java_home_for_spark
 
-from bench.contest import Figure, contest, expect, report, write_file
+from bench.contest import Figure, contest, expect, headrace_command, plain_spark_environment, report, write_file
 from headrace.cluster import Cluster
 from headrace.pipeline.tables import read_table
-from headrace.runtime.java import find_java
 from headrace.runtime.process import plain_environment
 from headrace.transport.admin import Admin, NewTopic
 from headrace.transport.inputs import InputOptions, Shape
@@ -75,7 +73,8 @@ class Course:
         """The contestant has run, and every record is in one of its two places."""
         self.runs += 1
         place = self.folder / f"run-{self.runs}"
-        figure = _timed(self._command(name, place), self._environment(name))
+        environment = plain_spark_environment(self.folder) if name == _PLAIN else {}
+        figure = _timed(self._command(name, place), environment)
         bad = self.records // _BAD_EVERY
         expect(_rows(place / "good") == self.records - bad, f"{name}: {_rows(place / 'good')} good rows")
         expect(_rows(place / "bad") == bad, f"{name}: {_rows(place / 'bad')} bad ones")
@@ -83,18 +82,9 @@ class Course:
 
     def _command(self, name: str, place: Path) -> Sequence[str]:
         if name == "headrace":
-            place.mkdir()
-            (place / "headrace.toml").write_text(_PIPELINE, encoding="utf-8")
-            run = ["-m", "headrace", "pipeline", "run", "bench", "--once", "--quiet", "--home", str(place / "home")]
-            return [sys.executable, *run, "--file", str(place / "headrace.toml"), "--bootstrap", self.kafka.bootstrap]
+            return headrace_command(place, _PIPELINE, "bench", self.kafka.bootstrap, "--once")
         python, program = (sys.executable, "plain_pyspark") if name == _PLAIN else (str(self.python), f"on_{name}")
         return [python, "-m", f"bench.peers.{program}", self.kafka.bootstrap, _TOPIC, str(place), str(self.records)]
-
-    def _environment(self, name: str) -> dict[str, str]:
-        java = self.folder / "java"
-        if name == _PLAIN and not java.exists():
-            java_home_for_spark(java, find_java())
-        return {"JAVA_HOME": str(java)} if name == _PLAIN else {}
 
 
 def _timed(command: Sequence[str], environment: dict[str, str]) -> Figure:

@@ -7,12 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from headrace.cluster import Cluster
 from headrace.runtime.jars import default_cache
-from headrace.runtime.process import MARKER
+from tests.conftest import processes_of
 
 # Before pytester gives its tests another HOME: there the jars would be fetched again.
 _CACHE = default_cache()
@@ -62,7 +61,7 @@ def test_a_cluster_of_its_own_is_started_mended_told_about_and_removed(
     home = next(line for line in done.outlines if "AssertionError: " in line).split()[2]
     assert Path(home).parent.parent == tmp_path
     assert not Path(home).parent.exists()
-    assert not processes_of(home)
+    assert not processes_of(Path(home))
 
 
 _A_LONG_TEST = """
@@ -84,16 +83,12 @@ def test_a_run_that_is_terminated_leaves_no_cluster(
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout
         home = next(line for line in running.stdout if "home " in line).split()[-1]
-        assert processes_of(home)
+        assert processes_of(Path(home))
         running.send_signal(signal.SIGTERM)
         assert "KeyboardInterrupt" in running.stdout.read()
     assert running.returncode == 2
     assert not Path(home).exists()
-    assert not processes_of(home)
-
-
-def processes_of(home: str) -> list[psutil.Process]:
-    return [process for process in psutil.process_iter(["cmdline"]) if f"{MARKER}{home}" in str(process.info)]
+    assert not processes_of(Path(home))
 
 
 def test_the_options_explain_themselves(pytester: pytest.Pytester) -> None:

@@ -1,4 +1,4 @@
-"""Other Python processes with Spark sessions of their own (`session_child.py`), and what they leave behind."""
+"""Other Python processes with Spark sessions of their own (`session_child.py`)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import psutil
-
-from headrace.runtime.process import MARKER
 
 PATIENCE_S = 600
 _ROOT = Path(__file__).parents[2]
@@ -39,16 +35,3 @@ def told(what: str, folder: Path, *words: str) -> list[dict[str, Any]]:
     assert err == ""
     assert process.returncode == 0
     return [json.loads(line) for line in out.splitlines()]
-
-
-def processes_in(folder: Path) -> list[psutil.Process]:
-    """Every process that names a folder below `folder` as its owner."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()
-        except psutil.Error:
-            continue
-        if any(word.startswith(f"{MARKER}{folder}") for word in words):
-            found.append(process)
-    return found

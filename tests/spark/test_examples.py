@@ -19,7 +19,8 @@ from headrace.samples import Sample, breadcrumbs, iris, ride_schema, taxi
 from headrace.transport.admin import Admin, NewTopic
 from headrace.transport.consume import consume
 from headrace.transport.schemas import Registry, Schema
-from tests.spark.children import PATIENCE_S, processes_in, told
+from tests.conftest import processes_of
+from tests.spark.children import PATIENCE_S, told
 from tests.spark.pipelines import Workshop, send, totals
 from tests.spark.standalone import standalone
 
@@ -83,7 +84,7 @@ def test_breadcrumbs_on_a_cluster_of_two_workers(
     assert answer["total"] == sum(range(100))
     assert not answer["here"]
     assert all("headrace.zip" in package for package in answer["packages"])
-    eventually(lambda: not processes_in(tmp_path), 120)
+    eventually(lambda: not processes_of(tmp_path), 120)
 
 
 def _values(sample: Sample) -> list[bytes]:

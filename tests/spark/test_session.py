@@ -17,7 +17,8 @@ from headrace.pipeline import session
 from headrace.pipeline.session import SessionSpec, start_spark
 from headrace.runtime.process import Supervised
 from headrace.runtime.waiting import eventually
-from tests.spark.children import child, processes_in, told
+from tests.conftest import processes_of
+from tests.spark.children import child, told
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,7 +84,7 @@ def test_a_session_comes_and_goes_and_comes_again(tmp_path: Path) -> None:
     assert (folder / "output.log").read_text(encoding="utf-8") == "a word for output.log\n"
     assert (folder / "spark.log").stat().st_mode & 0o077 == 0
     assert not (folder / "gateway").exists()
-    assert not processes_in(tmp_path)
+    assert not processes_of(tmp_path)
 
 
 def test_the_jvm_dies_with_its_python(tmp_path: Path) -> None:
@@ -131,4 +132,4 @@ def test_what_spark_refuses_is_told_in_one_line(
     [answer] = told("refused", tmp_path / "spark", *asked.split())
     assert (answer["error"], answer["code"]) == (problem, code)
     assert (why or "") in (answer["why"] or "")
-    assert not processes_in(tmp_path)
+    assert not processes_of(tmp_path)
