@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,8 @@ from headrace.cli.pipeline import find, pipeline, registry_of
 from headrace.errors import UsageError
 
 if TYPE_CHECKING:
-    from headrace.pipeline.dead_letters import Wanted
+    from headrace.pipeline.dead_letters import Letter, Wanted
+    from headrace.pipeline.flow import Flow
     from headrace.pipeline.pipeline import Pipeline
 
 _name = click.argument("name")
@@ -37,27 +40,35 @@ def _choosing(command: Any) -> Any:
     return command
 
 
-def _wanted(name: str, **chosen: tuple[str, ...]) -> Wanted:
+def _wanted(found: Pipeline, **chosen: tuple[str, ...]) -> Wanted:
     from headrace.pipeline.dead_letters import Span, Wanted
 
     spans = tuple(Span.parse(text) for text in chosen["spans"])
-    return Wanted(name, chosen["rules"], chosen["reasons"], runs=chosen["runs"], spans=spans)
+    topics = found.declaration.topics
+    for span in spans:
+        if span.topic not in topics:
+            raise UsageError(f"{found.name} does not read {span.topic}", hint=f"--at {topics[0]}/PARTITION/OFFSET")
+    return Wanted(found.name, chosen["rules"], chosen["reasons"], runs=chosen["runs"], spans=spans)
 
 
 @pipeline.command("dead-letters")
 @_name
 @_choosing
 @click.option("--samples", type=click.IntRange(0), default=2, show_default=True, help="Shown of each reason.")
+@click.option("--save", type=click.Path(path_type=Path), help="Write them to a file to be edited: redrive --edits.")
 @_file
 @registry_option
 @any_kafka
 @click.pass_obj
-def dead_letters(app: App, /, name: str, samples: int, file: Path | None, **chosen: tuple[str, ...]) -> None:
+def dead_letters(
+    app: App, /, name: str, samples: int, save: Path | None, file: Path | None, **chosen: tuple[str, ...]
+) -> None:
     """The records that NAME could not use, by rule and reason, with samples and what is wrong with each.
 
     \b
     headrace pipeline dead-letters breadcrumbs
     headrace pipeline dead-letters breadcrumbs --rule decode --samples 10
+    headrace pipeline dead-letters breadcrumbs --rule decode --save torn.ndjson
     """
     from headrace.pipeline.dead_letters import letters, summary
     from headrace.pipeline.diagnosis import diagnose
@@ -65,8 +76,12 @@ def dead_letters(app: App, /, name: str, samples: int, file: Path | None, **chos
     found = find(app, file, name)
     registry = registry_of(app, found)
     place = found.folder.dead_letters(found.declaration)
+    wanted = letters(app.connection(), place, _wanted(found, **chosen))
+    if save:
+        _save(app, found, wanted, save)
+        return
     groups = summary(
-        letters(app.connection(), place, _wanted(name, **chosen)),
+        wanted,
         samples,
         lambda letter: diagnose(letter, found.declaration, registry),
     )
@@ -83,6 +98,23 @@ def dead_letters(app: App, /, name: str, samples: int, file: Path | None, **chos
             click.echo(f"      {_beginning(sample.value)}")
     total = sum(group.records for group in groups)
     app.say(f"{counted(total, 'dead letter')} in {place.kind} {place.target}")
+
+
+def _save(app: App, found: Pipeline, wanted: Iterable[Letter], path: Path) -> None:
+    from headrace.pipeline.redrive import write_for_editing
+
+    try:
+        with path.open("x", encoding="utf-8") as out:
+            count = write_for_editing(wanted, out)
+    except FileExistsError:
+        raise UsageError(f"{path} exists", why="somebody's edits may be in it", hint="another name") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written", why=str(error)) from None
+    if app.json:
+        print_json({"file": str(path), "letters": count})
+        return
+    app.say(f"{counted(count, 'dead letter')} in {path}: change values and keys, remove lines that shall stay, then")
+    app.say(f"  headrace pipeline redrive {found.name} --edits {path} --dry-run")
 
 
 def _group(group: Any) -> dict[str, Any]:
@@ -117,7 +149,7 @@ def _beginning(value: bytes | None) -> str:
 @click.option("--again", is_flag=True, help="Also those that were redriven before.")
 @click.option("--max-times", type=click.IntRange(1), default=3, show_default=True, help="Loop guard, for each record.")
 @click.option("--keep-partition", is_flag=True, help="Into the original partition, not by the key.")
-@click.option("--edits", type=click.Path(path_type=Path), help="A file of changed keys and values.")
+@click.option("--edits", type=click.Path(path_type=Path), help="Those in this file, as changed: dead-letters --save.")
 @_file
 @registry_option
 @any_kafka
@@ -130,47 +162,44 @@ def redrive(app: App, /, name: str, dry_run: bool, edits: Path | None, file: Pat
     \b
     headrace pipeline redrive breadcrumbs --dry-run
     headrace pipeline redrive breadcrumbs --rule "has a trip"
+    headrace pipeline redrive breadcrumbs --edits torn.ndjson
     """
     from headrace.pipeline.dead_letters import letters
     from headrace.pipeline.redrive import RedrivePlan, read_edits
     from headrace.pipeline.redrive import redrive as send
+    from headrace.pipeline.session import stop_spark
+    from headrace.pipeline.trial import Trial
 
     found = find(app, file, name)
     plan = RedrivePlan(
         more.pop("again"), more.pop("max_times"), more.pop("keep_partition"),
         read_edits(edits) if edits else None, dry_run,
     )  # fmt: skip
-    wanted = _wanted(name, **more)
     connection, place = app.connection(), found.folder.dead_letters(found.declaration)
-    report = send(connection, letters(connection, place, wanted), plan)
-    judged = _tried(app, found, wanted) if dry_run and report.sent else None
+    chosen = letters(connection, place, _wanted(found, **more))
+    trial = Trial(partial(_todays_flow, app, found))
+    try:
+        report = send(connection, chosen, plan, trial if dry_run else None)
+    finally:
+        stop_spark()
+    judged = sorted((outcome, rule, records) for (outcome, rule), records in trial.outcomes.items())
     if app.json:
-        print_json({**report.document(), "dry_run": dry_run, "outcomes": judged})
+        print_json({**report.document(), "dry_run": dry_run, "outcomes": judged if dry_run else None})
         return
     verb = "would be sent" if dry_run else "sent"
     app.say(
         f"{counted(report.looked_at, 'dead letter')}: {report.sent:,} {verb}, {report.marked:,} redriven before, "
         f"{report.looping:,} stopped by the loop guard, {report.left_out:,} left out"
     )
-    if judged is not None:
+    if judged:
         print_table(("outcome", "rule", "records"), judged)
 
 
-def _tried(app: App, found: Pipeline, wanted: Wanted) -> list[tuple[str, str, int]]:
-    """What today's rules say of the letters."""
-    from headrace.pipeline.dead_letters import as_frame
+def _todays_flow(app: App, found: Pipeline) -> Flow:
     from headrace.pipeline.run import Run
-    from headrace.pipeline.session import stop_spark
 
-    connection = app.connection()
     spark = found.start_session(progress=app.progress)
-    try:
-        flow = Run(spark, found.declaration, found.folder, connection, registry_of(app, found)).prepare()
-        frame = as_frame(flow.spark, connection, found.folder.dead_letters(found.declaration), wanted)
-        counts = flow.sort_out(frame).groupBy("_outcome", "_rule").count().collect()
-    finally:
-        stop_spark()
-    return sorted((row["_outcome"], row["_rule"] or "", row["count"]) for row in counts)
+    return Run(spark, found.declaration, found.folder, app.connection(), registry_of(app, found)).prepare()
 
 
 # -- the checkpoint --------------------------------------------------------------------------------------------------

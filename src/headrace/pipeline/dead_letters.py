@@ -16,15 +16,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import UsageError
 from headrace.pipeline.declaration import DeadLetters
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
     from headrace.transport.client import Connection
     from headrace.transport.records import Record
@@ -83,51 +81,6 @@ def as_rows(rows: DataFrame, pipeline: str, run: str) -> DataFrame:
         F.lit(pipeline).alias("pipeline"), F.lit(run).alias("run"),
         *[F.col(f"_{name}").alias(name) for name in LETTER_COLUMNS[2:]],
     )  # fmt: skip
-
-
-def as_frame(
-    spark: SparkSession, connection: Connection, place: DeadLetters, wanted: Wanted | None = None
-) -> DataFrame:
-    """The original records of the letters, in the columns of Spark's Kafka source: what a pipeline would read."""
-    from pyspark.sql import functions as F
-
-    found = _unpacked(spark, connection, place.target) if place.kind == "topic" else _table(spark, place.target)
-    if wanted is not None:
-        found = found.where(wanted.condition())
-    return found.select(
-        "key", "value", "topic", F.col("partition").cast("int"), F.col("offset").cast("long"),
-        "timestamp", F.lit(0).alias("timestampType"), "headers",
-    )  # fmt: skip
-
-
-def _unpacked(spark: SparkSession, connection: Connection, topic: str) -> DataFrame:
-    """The letters of a topic in the columns of a table. What is in the topic and is no letter is left out."""
-    from pyspark.sql import functions as F
-
-    from headrace.pipeline.source import java_properties
-
-    options = {
-        "kafka.bootstrap.servers": connection.bootstrap, "subscribe": topic, "includeHeaders": "true",
-        "kafka.isolation.level": "read_committed",
-        **{f"kafka.{name}": value for name, value in java_properties(connection.properties).items()},
-    }  # fmt: skip
-    size, count = F.size("headers"), len(FACTS)
-    split = (
-        spark.read.format("kafka").options(**options).load()
-        .where(size >= count)
-        .select(
-            "key", "value", F.slice("headers", 1, size - count).alias("headers"),
-            F.slice("headers", size - count + 1, count).alias("ours"),
-        )
-        .where(F.col("ours.key") == F.array(*[F.lit(name) for name in _NAMES]))
-    )  # fmt: skip
-    facts = [F.col("ours")[at]["value"].cast("string").alias(name) for at, name in enumerate(FACTS)]
-    at = F.timestamp_millis(F.col("timestamp").cast("long"))
-    return split.select("key", "value", "headers", *facts).withColumn("timestamp", at)
-
-
-def _table(spark: SparkSession, folder: str) -> DataFrame:
-    return spark.read.format("delta").load(folder).select(*LETTER_COLUMNS)
 
 
 # -- read without Spark ----------------------------------------------------------------------------------------------
@@ -215,14 +168,6 @@ class Span:
             and self.first <= letter.offset <= (letter.offset if self.last is None else self.last)
         )
 
-    def condition(self) -> Column:
-        from pyspark.sql import functions as F
-
-        found = (F.col("topic") == self.topic) & (F.col("offset").cast("long") >= self.first)
-        if self.partition is not None:
-            found &= F.col("partition").cast("int") == self.partition
-        return found & (F.col("offset").cast("long") <= self.last) if self.last is not None else found
-
 
 @dataclass(frozen=True)
 class Wanted:
@@ -244,20 +189,6 @@ class Wanted:
             and (not self.runs or letter.run in self.runs)
             and (not self.spans or any(span.has(letter) for span in self.spans))
         )
-
-    def condition(self) -> Column:
-        """The same for Spark."""
-        from pyspark.sql import functions as F
-
-        found = F.lit(True) if self.pipeline is None else F.col("pipeline") == self.pipeline
-        for name, values in (("rule", self.rules), ("outcome", self.outcomes), ("run", self.runs)):
-            if values:
-                found &= F.col(name).isin(*values)
-        if self.reasons:
-            found &= reduce(or_, [F.col("reason").contains(part) for part in self.reasons])
-        if self.spans:
-            found &= reduce(or_, [span.condition() for span in self.spans])
-        return found
 
 
 def letters(connection: Connection, place: DeadLetters, wanted: Wanted | None = None) -> Iterator[Letter]:

@@ -73,9 +73,17 @@ class RedriveReport:
         return asdict(self)
 
 
-def redrive(connection: Connection, found: Iterable[Letter], plan: RedrivePlan | None = None) -> RedriveReport:
-    """The letters are in their topics again, except those that the report counts as staying."""
-    run = _Redrive(connection, plan or RedrivePlan())
+def redrive(
+    connection: Connection,
+    found: Iterable[Letter],
+    plan: RedrivePlan | None = None,
+    judge: Callable[[list[Letter]], None] | None = None,
+) -> RedriveReport:
+    """The letters are in their topics again, except those that the report counts as staying.
+
+    `judge` is shown those that are sent, or would be, as they are sent: a few thousand at a time.
+    """
+    run = _Redrive(connection, plan or RedrivePlan(), judge)
     try:
         for chunk in _chunks(found):
             run.take(chunk)
@@ -85,9 +93,10 @@ def redrive(connection: Connection, found: Iterable[Letter], plan: RedrivePlan |
 
 
 class _Redrive:
-    def __init__(self, connection: Connection, plan: RedrivePlan) -> None:
+    def __init__(self, connection: Connection, plan: RedrivePlan, judge: Callable[[list[Letter]], None] | None) -> None:
         self.connection = connection
         self.plan = plan
+        self.judge = judge
         self.report = RedriveReport()
         self._writers: dict[str, Writer] = {}
         self._has_marks = _has_marks(connection)
@@ -105,6 +114,8 @@ class _Redrive:
             chosen = self._chosen(theirs)
             if writer is not None and chosen:
                 self._send(writer, chosen)
+            if self.judge is not None and chosen:
+                self.judge(chosen)
             for letter in chosen:
                 self._count(letter)
 
