@@ -58,7 +58,7 @@ class Flow:
 
     def check(self) -> list[tuple[str, Any]]:
         """The schema after each step, found without data; what is wrong is told with its line."""
-        empty = self.spark.createDataFrame([], StructType.fromDDL(RAW_SCHEMA))
+        empty = nothing(self.spark, StructType.fromDDL(RAW_SCHEMA))
         with self._told("decode"):
             decoded = self.decoder.decode(_record(empty))
             fields = decoded.select("_fields.*")
@@ -96,8 +96,11 @@ class Flow:
             return self._stepped(decoded, declaration.select_step, "select")
         if not declaration.select:
             return decoded.withColumns({"_columns": F.col("_fields"), "_unselected": F.lit(None).cast("string")})
-        if careful:  # one by one, so that the line of a wrong one can be told
-            self._check_select(decoded)
+        if careful:
+            try:
+                return self._selected(decoded)
+            except PySparkException:  # one by one, so that the line of the wrong one can be told
+                self._check_select(decoded)
         names = decoded.select("_fields.*").columns
         frame = decoded
         made: dict[str, str] = {}
@@ -226,6 +229,11 @@ class Flow:
             raise
         except PySparkException as error:
             raise self.declaration.wrong(in_words(error), *path) from None
+
+
+def nothing(spark: SparkSession, schema: StructType) -> DataFrame:
+    """No rows of that schema. `createDataFrame` would do, by way of an RDD: that takes half a second the first time."""
+    return spark.range(0).select(F.lit(None).cast(schema).alias("none")).select("none.*")
 
 
 def in_words(error: Exception) -> str:

@@ -18,7 +18,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.errors import CodecError, UsageError
@@ -64,17 +64,13 @@ class JsonSchemaDecoder(RegisteredDecoder):
         given = replace(self._declaration.decode, format="json", schema=self._reader.ddl)
         framed = framed_columns(raw)
         # The reader looks at the value; behind the frame it is the body.
-        body = framed.withColumns({"_whole": F.col("_value"), "_value": F.col("_body"), "_text": _as_text("_body")})
+        body = framed.withColumns({"_whole": F.col("_value"), "_value": F.col("_body")})
         read = parsed(body, given)
         reason = self.unknown().when(F.col("_undecoded").isNotNull(), F.col("_undecoded"))
         for name in self._reader.required:
             reason = reason.when(F.col(f"_fields.`{_escaped(name)}`").isNull(), f"required, and not there: {name}")
         told = read.withColumn("_value", F.col("_whole")).withColumn("_undecoded", reason)
         return told.drop("_whole", "_head", "_body")
-
-
-def _as_text(name: str) -> Column:
-    return F.col(name).cast("string")
 
 
 class _JsonTypes:

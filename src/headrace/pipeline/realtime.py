@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from headrace.pipeline.run import Run
 
 SOURCE_HEADER = "headrace.source"
-# Spark plans anew at the end of each stretch, and may repeat the last one after a crash.
+# Spark plans anew at the end of each stretch, and may repeat the last one after a crash. Records that come just then
+# wait some tenths of a second: more stretches would be more such records, fewer a longer wait for whoever stops.
 _CHECKPOINT_EVERY = "30 seconds"
 _METRICS = "outcomes"
 _OUTCOMES = ("written", "dead", "filtered")

@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,13 +24,14 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from headrace.errors import Failed, HeadraceError, Unreachable
 from headrace.home import write_json
 from headrace.pipeline import aggregate, changes, sinks, source, topics, trouble
 from headrace.pipeline.declaration import Declaration, Trigger
 from headrace.pipeline.decode import decoder
-from headrace.pipeline.flow import Flow, in_words
+from headrace.pipeline.flow import SETTINGS, Flow, in_words, nothing
 from headrace.pipeline.folder import PipelineFolder
 from headrace.pipeline.ledger import BatchEntry, Ledger, SinkCount
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 _ASK_EVERY_S = 1.0
 _SILENCE_S = 5.0
+_SOON_S = 0.1
 
 
 @dataclass
@@ -94,12 +97,14 @@ class Run:
         #: Of a realtime query: the partitions that are counted, and the last stretch that was.
         self.places: list[tuple[str, int]] = []
         self.last_stretch = -1
+        self._ended_when_asked: int | None = None
         self._fresh = True
         #: When a batch was done, or those whom the run needs were asked whether they are there.
         self._heard_s = time.monotonic()
         self._cause: Exception | None = None
         self._stop = threading.Event()
         self._held = ExitStack()
+        self._aside = ThreadPoolExecutor(1, f"dead letters of {declaration.name}")
         # Not the thread's own end: after a Ctrl-C in `join`, Python takes a running thread for ended.
         self._ended = threading.Event()
 
@@ -107,16 +112,13 @@ class Run:
 
     def prepare(self) -> Flow:
         """Everything that can be wrong without a record being read has been looked at."""
-        from headrace.pipeline.flow import SETTINGS
-
         for name, value in {**SETTINGS, **self.declaration.spark}.items():
             with suppress(PySparkException):  # a setting of the whole session was given when it started
                 self.spark.conf.set(name, value)
         flow = Flow(self.spark, self.declaration, decoder(self.spark, self.declaration, self.registry))
         steps = flow.check()
-        columns = "_topic string, _partition int, _offset long, _timestamp timestamp"
-        empty = self.spark.createDataFrame([], columns).join(self.spark.createDataFrame([], steps[-1][1]))
-        self._check_sinks(empty)
+        identity = StructType.fromDDL("_topic string, _partition int, _offset long, _timestamp timestamp")
+        self._check_sinks(nothing(self.spark, StructType([*identity, *steps[-1][1]])))
         return flow
 
     def _check_sinks(self, rows: DataFrame) -> None:
@@ -149,9 +151,6 @@ class Run:
     def ask_to_stop(self) -> None:
         """The run will end after the batch at work; what was not begun is read the next time."""
         self._stop.set()
-        query = self.query
-        if query is not None and self.trigger.kind == "realtime":
-            query.stop()
 
     def stop(self) -> None:
         """The run has ended, after the batch at work."""
@@ -177,6 +176,7 @@ class Run:
             self.ledger.end(self.name, state, str(self.error) if self.error else None)
             self._say_state(state)
         finally:
+            self._aside.shutdown()
             self._held.close()
             self._ended.set()
 
@@ -222,15 +222,23 @@ class Run:
             return
 
     def _watch(self, query: StreamingQuery) -> None:
-        while not query.awaitTermination(1):
+        while not query.awaitTermination(_SOON_S if self._stop.is_set() else 1):
             self._enter_stretches(query)
-            # Asked between two batches, the query is idle and nothing has to be replayed.
-            if self._stop.is_set() and not query.status["isTriggerActive"]:
+            if self._stop.is_set() and self._may_stop(query):
                 query.stop()
             # Spark itself tries for minutes before it gives up, and says nothing meanwhile.
             if time.monotonic() - self._heard_s > _SILENCE_S and not self._stop.is_set():
                 self._patiently(self._require_answers)
                 self._heard_s = time.monotonic()
+
+    def _may_stop(self, query: StreamingQuery) -> bool:
+        """Between two batches, where nothing has to be replayed; in real-time mode when another has just begun."""
+        if self.trigger.kind != "realtime":
+            return not query.status["isTriggerActive"]
+        ended = query.lastProgress["batchId"] if query.lastProgress else -1
+        if self._ended_when_asked is None:
+            self._ended_when_asked = ended
+        return bool(ended > self._ended_when_asked)
 
     def _enter_stretches(self, query: StreamingQuery) -> None:
         """Real-time mode has no batches of ours: it tells what it has done when a stretch of it ends."""
@@ -323,13 +331,17 @@ class Run:
         return entry
 
     def finish(self, kept: DataFrame, entry: BatchEntry, batch: sinks.Batch) -> None:
-        """Sinks and dead letters have their rows."""
+        """Sinks and dead letters have their rows, side by side: each waits for the driver and for disks meanwhile."""
         self._object(entry)
         batch.written = entry.total("written")
-        if batch.written:
-            rows = kept.where("_outcome = 'written'")
-            entry.sinks += [sinks.write(sink, rows, batch) for sink in self._row_sinks]
-        self._bury(kept, entry, batch)
+        buried = self._aside.submit(self._bury, kept, entry.total("dead") + entry.total("late"), batch)
+        try:
+            if batch.written:
+                rows = kept.where("_outcome = 'written'")
+                entry.sinks += [sinks.write(sink, rows, batch) for sink in self._row_sinks]
+        finally:
+            wait([buried])  # nothing of the batch may be under way when it is given up
+        entry.sinks += buried.result()
 
     @property
     def _row_sinks(self) -> list[Any]:
@@ -381,11 +393,10 @@ class Run:
                 hint='mend the data or the rule; action = "dead" would set such records aside and go on',
             )
 
-    def _bury(self, kept: DataFrame, entry: BatchEntry, batch: sinks.Batch) -> None:
+    def _bury(self, kept: DataFrame, expected: int, batch: sinks.Batch) -> list[SinkCount]:
         """Dead and late records are where they can be found again."""
-        expected = entry.total("dead") + entry.total("late")
         if not expected:
-            return
+            return []
         from headrace.pipeline import dead_letters
         from headrace.pipeline.kafka_sink import KafkaTarget, write_exactly_once
 
@@ -402,9 +413,8 @@ class Run:
         else:
             letters = dead_letters.as_rows(rows, self.declaration.name, self.name)
             written = sinks.write_delta(place.target, letters, batch)
-        entry.sinks.append(
-            SinkCount("dead letters", expected, expected if written is None else written, replayed=written is None)
-        )
+        taken = expected if written is None else written
+        return [SinkCount("dead letters", expected, taken, replayed=written is None)]
 
     def enter(self, entry: BatchEntry) -> None:
         """The batch is in the ledger, and whoever watches is told."""

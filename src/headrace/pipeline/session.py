@@ -64,6 +64,8 @@ _TELLING = ("org/apache/spark/sql/kafka010/KafkaMicroBatchStream", "org/apache/s
 _JVM = (
     *JVM_FLAGS,
     "-XX:+UseParallelGC", "-XX:-UsePerfData", "-Xss4m", "-XX:+ExitOnOutOfMemoryError",
+    # As much room for classes as a pipeline needs: else the whole heap is collected each time that it grows.
+    "-XX:MetaspaceSize=256m",
     # A start runs many thousand methods a few times each, and the compilers take half of its CPU. Here they wait
     # longer before they compile (Java's own values: 5000, 600, 15000 and 200, 100, 2000): until the first query is
     # done that saves a sixth of the CPU, and what is hot is compiled all the same, a moment later.
@@ -87,6 +89,8 @@ _EVERYWHERE = {
     "spark.ui.retainedTasks": "2000",
     "spark.sql.ui.retainedExecutions": "50",
     "spark.sql.session.timeZone": "UTC",
+    # What pipelines cache lives for one batch: to compress it takes longer than it saves.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
