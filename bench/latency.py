@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,7 @@ decode  = { json = "id long, sent long" }
 where   = "id is not null"
 trigger = "TRIGGER"
 into    = { topic = "TARGET" }
+dead_letters = { topic = "TARGET-dead" }
 """
 _START_WITHIN_S = 300.0
 _WARM_S = 5.0
@@ -63,16 +64,16 @@ class Course:
         Admin(self.kafka).create_topics([NewTopic(topic, 1, 1, {}) for topic in (source, target)])
         command = self._command(name, source, target, self.folder / f"run-{self.runs}")
         environment = plain_spark_environment(self.folder) if name == _PLAIN else {}
-        with _running(command, environment, self.folder / f"run-{self.runs}.log"):
-            return self._measure(source, target)
+        with _running(command, environment, self.folder / f"run-{self.runs}.log") as check:
+            return self._measure(source, target, check)
 
-    def _measure(self, source: str, target: str) -> Latency:
+    def _measure(self, source: str, target: str, check: Callable[[], None]) -> Latency:
         reader = Consumer({
             "bootstrap.servers": self.kafka.bootstrap, "group.id": target, "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": 10,
         })  # fmt: skip
         reader.subscribe([target])
-        _wait_until_it_copies(self.kafka.bootstrap, source, reader)
+        _wait_until_it_copies(self.kafka.bootstrap, source, reader, check)
         warm, count = int(_WARM_S * self.rate), int((_WARM_S + self.seconds) * self.rate)
         sending = multiprocessing.Process(target=_send, args=(self.kafka.bootstrap, source, count, self.rate))
         sending.start()
@@ -102,12 +103,17 @@ class Course:
 
 
 @contextmanager
-def _running(command: Sequence[str], environment: dict[str, str], log: Path) -> Iterator[None]:
+def _running(command: Sequence[str], environment: dict[str, str], log: Path) -> Iterator[Callable[[], None]]:
+    """The process, and how to make sure that it still runs."""
+
+    def check() -> None:
+        expect(process.poll() is None, f"{command[1:4]} ended: {log.read_text()[-1500:]}")
+
     with log.open("w") as said:
         process = subprocess.Popen(command, env=plain_environment(environment), stdout=said, stderr=said)
         try:
-            yield
-            expect(process.poll() is None, f"{command[1:4]} ended: {log.read_text()[-1500:]}")
+            yield check
+            check()
         finally:
             process.send_signal(signal.SIGINT)
             try:
@@ -117,10 +123,11 @@ def _running(command: Sequence[str], environment: dict[str, str], log: Path) -> 
                 process.wait()
 
 
-def _wait_until_it_copies(bootstrap: str, source: str, reader: Consumer) -> None:
+def _wait_until_it_copies(bootstrap: str, source: str, reader: Consumer, check: Callable[[], None]) -> None:
     producer = Producer({"bootstrap.servers": bootstrap})
     deadline = time.monotonic() + _START_WITHIN_S
     while time.monotonic() < deadline:
+        check()
         producer.produce(source, b'{"id": -1, "sent": 0}')
         producer.flush(5)
         message = reader.poll(0.5)

@@ -136,7 +136,7 @@ def _is_flat(text: Column) -> Column:
 def _is_one(text: Column) -> Column:
     """True of one object and nothing else: the parser stops behind the first, and what follows would vanish."""
     stripped = F.trim(text, F.lit(" \t\r\n"))
-    several = stripped.rlike(r"\}\s*\{") & F.from_json(F.concat(F.lit("["), text, F.lit("]")), "array<string>").isNull()
+    several = stripped.rlike(r"\}\s*\{") & F.json_array_length(F.concat(F.lit("["), text, F.lit("]"))).isNull()
     return stripped.startswith("{") & stripped.endswith("}") & ~several
 
 

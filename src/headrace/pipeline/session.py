@@ -61,8 +61,12 @@ JARS = "spark.headrace.jars"
 # Whoever has loaded these has read Kafka and written Delta: the archive of their classes serves every pipeline.
 _TELLING = ("org/apache/spark/sql/kafka010/KafkaMicroBatchStream", "org/apache/spark/sql/delta/OptimisticTransaction")
 
+# Spark writes a method of a whole stage; with a dozen columns it has more than 8,000 bytes, and such a method Java does
+# not compile unless it is told to: a wide pipeline would be interpreted.
+_HUGE_METHODS = "-XX:-DontCompileHugeMethods"
+
 _JVM = (
-    *JVM_FLAGS,
+    *JVM_FLAGS, _HUGE_METHODS,
     "-XX:+UseParallelGC", "-XX:-UsePerfData", "-Xss4m", "-XX:+ExitOnOutOfMemoryError",
     # As much room for classes as a pipeline needs: else the whole heap is collected each time that it grows.
     "-XX:MetaspaceSize=256m",
@@ -94,6 +98,7 @@ _EVERYWHERE = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
+_CLUSTER = {"spark.executor.extraJavaOptions": _HUGE_METHODS}
 _ON_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 _LOCAL = {
     **_ON_LOOPBACK,
@@ -392,8 +397,12 @@ def _settings(spec: SessionSpec, folder: Path) -> dict[str, str]:
         conf["spark.sql.warehouse.dir"] = str(folder / "warehouse")
         # 200, Spark's own number, are for a cluster: here each would be a task for a handful of rows.
         conf["spark.sql.shuffle.partitions"] = str(_slots(spec.master))
-    elif all(host in {"127.0.0.1", "localhost"} for host, _ in _addresses(spec.master)):
-        conf.update(_ON_LOOPBACK)
+    else:
+        conf.update(_CLUSTER)
+        hosts = {host for host, _ in _addresses(spec.master)}
+        # Elsewhere, and where nobody knows, executors must find the driver by the name that this machine has.
+        if spec.master.startswith("local-cluster") or (hosts and hosts <= {"127.0.0.1", "localhost"}):
+            conf.update(_ON_LOOPBACK)
     return {**conf, **spec.conf, "spark.master": spec.master, "spark.app.name": spec.app_name}
 
 
