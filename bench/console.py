@@ -92,7 +92,7 @@ def main(words: Sequence[str] | None = None) -> None:
             print(f"slowest median         {max(map(statistics.median, pages.values())):6.2f} s")
             print(f"CPU, nobody looks      {100 * alone:6.1f} % of a core")
             print(f"CPU, topics are open   {100 * looked_at:6.1f} % of a core")
-            print(f"memory                 {memory_bytes(process) / 1e6:6.0f} MB")
+            print(f"memory                 {(memory_bytes(process) or 0) / 1e6:6.0f} MB")
 
 
 if __name__ == "__main__":
