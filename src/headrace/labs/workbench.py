@@ -205,8 +205,12 @@ class Workbench:
         """A partition as of now, while brokers may be frozen: whoever does not answer at once is not waited for."""
         for _ in range(20):
             self._stop_if_asked()
-            with contextlib.suppress(Unreachable):
+            try:
                 return self._hasty_admin.topic(topic).partitions[number]
+            except Unreachable:
+                # A client stays with the broker that it has reached, also when that one is frozen: another client may
+                # reach another broker.
+                del self._hasty_admin
         return self.admin.topic(topic).partitions[number]
 
     def group(self, name: str) -> str:
