@@ -17,13 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+from confluent_kafka import TopicPartition
 from tests.browser import driving
 
 from bench.contest import spread
 from headrace.cluster import Cluster
 from headrace.runtime.process import memory_bytes
 from headrace.transport.admin import Admin, NewTopic
-from headrace.transport.groups import Groups, ResetTo
+from headrace.transport.client import connect
 from headrace.transport.produce import produce
 
 _WATCHED_S = 30.0
@@ -44,10 +45,10 @@ def _fill(kafka: Cluster, topics: int) -> None:
         for at in range(0, topics, 100):
             admin.create_topics([NewTopic(name, 1, 1, {}) for name in names[at : at + 100]])
     produce(kafka, names[0], (f"record {number}" for number in range(5000)))
-    with Groups(kafka) as groups:
-        for name in names[::10]:
-            group = f"group-of-{name}"
-            groups.reset(group, groups.plan_reset(group, ResetTo.parse("beginning"), [(name, None)]))
+    for name in names[::10]:
+        reader = connect(kafka).consumer({"group.id": f"group-of-{name}"})
+        reader.commit(offsets=[TopicPartition(name, 0, 0)], asynchronous=False)
+        reader.close()
 
 
 def _watch(process: psutil.Process) -> float:
