@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,8 +89,29 @@ class ConsoleUnderTest:
         return answer.json()
 
 
+def answers_at_all(console: ConsoleUnderTest) -> bool:
+    """True as soon as somebody listens."""
+    try:
+        return bool(console.ask("GET", "/api/overview", token=False).status)
+    except OSError:
+        return False
+
+
+def shows_the_cluster(console: ConsoleUnderTest) -> bool:
+    """True when it has looked at the cluster."""
+    try:
+        answer = console.ask("GET", "/api/overview")
+        return answer.status == 200 and bool(answer.json()["snapshot"]["reachable"])
+    except (OSError, http.client.HTTPException):
+        return False
+
+
 @contextmanager
-def running_console(*words: str, environment: dict[str, str] | None = None) -> Iterator[ConsoleUnderTest]:
+def running_console(
+    *words: str,
+    environment: dict[str, str] | None = None,
+    until: Callable[[ConsoleUnderTest], bool] = shows_the_cluster,
+) -> Iterator[ConsoleUnderTest]:
     """`headrace console` in the foreground, ended when the block ends."""
     process = subprocess.Popen(
         [_SCRIPT, "console", "--foreground", "--no-open", *words],
@@ -105,7 +126,7 @@ def running_console(*words: str, environment: dict[str, str] | None = None) -> I
         assert "/login?token=" in line, line
         url, _, token = line.partition("/login?token=")
         console = ConsoleUnderTest(url, token)
-        eventually(lambda: _answers(console), 60)
+        eventually(lambda: until(console), 60)
         yield console
     finally:
         process.terminate()
@@ -116,14 +137,6 @@ def running_console(*words: str, environment: dict[str, str] | None = None) -> I
             process.wait(15)
         if process.stdout is not None:
             process.stdout.close()
-
-
-def _answers(console: ConsoleUnderTest) -> bool:
-    try:
-        answer = console.ask("GET", "/api/overview")  # an error in words until the first look is done
-        return answer.status == 200 and bool(answer.json()["snapshot"]["reachable"])
-    except (OSError, http.client.HTTPException):
-        return False
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from headrace.runtime.waiting import eventually
 from headrace.transport.admin import Admin
 from headrace.transport.client import connect
 from headrace.transport.produce import produce
+from tests.browser import driving
 from tests.browser.driving import ConsoleUnderTest
 
 MakeTopic = Callable[..., str]
@@ -109,3 +110,10 @@ def test_prometheus_reads_the_same_numbers(
     produce(headrace_cluster, topic, ["a"] * 7)
     wanted = f'headrace_topic_end_offset_total{{topic="{topic}"}} 7'
     eventually(lambda: wanted in console.ask("GET", "/metrics").body.decode().splitlines(), 20)
+
+
+def test_whoever_asks_first_is_told_of_the_brokers(headrace_cluster: Cluster) -> None:
+    """As soon as a console answers at all, it knows the cluster."""
+    home = str(headrace_cluster.home.root)
+    with driving.running_console("--home", home, until=driving.answers_at_all) as console:
+        assert {broker["state"] for broker in console.get("/api/brokers")["brokers"]} == {"up"}

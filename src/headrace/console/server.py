@@ -13,6 +13,7 @@ import ipaddress
 import logging
 import logging.handlers
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from headrace.transport.schemas import Registry
 
 # A registry or a worker that has not answered by then is shown as away.
 _SERVICE_TIMEOUT_S = 4.0
+_FIRST_LOOK_S = 3.0
 _STATIC = Path(__file__).parent / "static"
 _ICON = _STATIC / "headrace.svg"
 
@@ -135,7 +137,10 @@ def application(serving: Serving, access: Access) -> Any:
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
+        began = time.time()
         sampler.start()
+        # Whoever asks at once shall not be told that there is nothing. A Kafka that is away is not waited for longer.
+        await asyncio.to_thread(sampler.after, began, _FIRST_LOOK_S)
         yield
         await asyncio.to_thread(sampler.stop)
         desk.close()
