@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -48,7 +49,7 @@ def decoder(spark: SparkSession, declaration: Declaration, registry: Registry | 
     if given.format == "text":
         return _Text()
     if given.format in {"json", "csv"}:
-        return _Parsed(given)
+        return Parsed(given)
     if registry is None:
         raise declaration.wrong(
             f"decode {given.format} needs a schema registry", "decode",
@@ -97,31 +98,34 @@ class _Text(_Learnt):
         return raw.withColumns({"_fields": fields, "_undecoded": _no_text()})
 
 
-class _Parsed(_Learnt):
+class Parsed(_Learnt):
     """JSON objects or CSV lines, typed by Spark's DDL."""
 
     def __init__(self, given: Decode) -> None:
         self._given = given
 
     def decode(self, raw: DataFrame) -> DataFrame:
-        return parsed(raw, self._given)
+        made, told = self._columns
+        return raw.withColumn("_made", made).withColumns(told).drop("_made")
+
+    @cached_property
+    def _columns(self) -> tuple[Column, dict[str, Column]]:
+        return _parsed(self._given)
 
 
-def parsed(raw: DataFrame, given: Decode) -> DataFrame:
-    """`raw` with the fields that its values hold as JSON or CSV."""
+def _parsed(given: Decode) -> tuple[Column, dict[str, Column]]:
+    """What values hold as JSON or CSV; and the fields of that, and the reason why there are none."""
     text = F.col("_value").cast("string")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **given.options}
     ddl = f"{given.schema}, {_CORRUPT} string"
     csv = given.format == "csv"
     made = F.from_csv(text, ddl, options) if csv else F.from_json(text, ddl, options)
-    frame = raw.withColumn("_made", made)
     broken = F.col("_made").isNull() | F.col(f"_made.{_CORRUPT}").isNotNull()
     what = "not a CSV line of the declared fields" if csv else "not a JSON object of the declared fields"
     reason = _no_text().when(broken, what)
     if not csv:
         reason = reason.when(~(_is_flat(text) | _is_one(text)), "more than one JSON object, or text around it")
-    fields = F.col("_made").dropFields(_CORRUPT)
-    return frame.withColumns({"_fields": fields, "_undecoded": reason}).drop("_made")
+    return made, {"_fields": F.col("_made").dropFields(_CORRUPT), "_undecoded": reason}
 
 
 def _is_flat(text: Column) -> Column:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
@@ -31,6 +31,8 @@ from headrace.errors import ConfigError
 from headrace.pipeline.declaration import Declaration, Rule
 from headrace.pipeline.decode import Decoder
 
+T = TypeVar("T")
+
 #: What the session must be set to for a flow to be right.
 SETTINGS = {
     "spark.sql.ansi.enabled": "true",
@@ -41,6 +43,10 @@ SETTINGS = {
 }
 IDENTITY = ("_topic", "_partition", "_offset", "_timestamp")
 _ORIGINAL = ("_key", "_value", "_headers", "_timestamp_type")
+_RECORD = {
+    "topic": "_topic", "partition": "_partition", "offset": "_offset", "timestamp": "_timestamp",
+    "timestampType": "_timestamp_type", "key": "_key", "value": "_value", "headers": "_headers",
+}  # fmt: skip
 _VERDICT = ("_outcome", "_rule", "_reason", "_warnings")
 RAW_SCHEMA = (
     "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int, "
@@ -55,12 +61,13 @@ class Flow:
         self.spark = spark
         self.declaration = declaration
         self.decoder = decoder
+        self._made: dict[str, Any] = {}
 
     def check(self) -> list[tuple[str, Any]]:
         """The schema after each step, found without data; what is wrong is told with its line."""
         empty = nothing(self.spark, StructType.fromDDL(RAW_SCHEMA))
         with self._told("decode"):
-            decoded = self.decoder.decode(_record(empty))
+            decoded = self.decoder.decode(self._record(empty))
             fields = decoded.select("_fields.*")
         steps = [("decode", fields.schema)]
         selected = self._selected(decoded, careful=True)
@@ -79,7 +86,7 @@ class Flow:
 
     def sort_out(self, raw: DataFrame, late: Column | None = None) -> DataFrame:
         """Each record of the batch with its outcome; `late` tells of a good row whether it comes too late."""
-        decoded = self.decoder.decode(_record(raw))
+        decoded = self.decoder.decode(self._record(raw))
         return self._judged(self._selected(decoded), late)
 
     @property
@@ -101,32 +108,45 @@ class Flow:
                 return self._selected(decoded)
             except PySparkException:  # one by one, so that the line of the wrong one can be told
                 self._check_select(decoded)
-        names = decoded.select("_fields.*").columns
         frame = decoded
         made: dict[str, str] = {}
-        for number, layer in enumerate(_layers(declaration.select, names)):
-            before = {name: F.col(f"{column}.`{name}`") for name, column in made.items()}
-            frame = self._with_layer(frame, before, f"_layer{number}", layer)
+        for number, layer in enumerate(_layers(declaration.select, self._fields(decoded))):
+            frame = self._with_layer(frame, made, f"_layer{number}", layer)
             made |= dict.fromkeys(layer, f"_layer{number}")
-        failed = F.coalesce(*[F.col(f"{layer}_failed") for layer in dict.fromkeys(made.values())])
-        columns = F.struct(*[F.col(f"{column}.`{name}`").alias(name) for name, column in made.items()])
-        return frame.withColumns({"_columns": columns, "_unselected": failed})
+
+        def joined() -> dict[str, Column]:
+            failed = F.coalesce(*[F.col(f"{layer}_failed") for layer in dict.fromkeys(made.values())])
+            columns = F.struct(*[F.col(f"{column}.`{name}`").alias(name) for name, column in made.items()])
+            return {"_columns": columns, "_unselected": failed}
+
+        return frame.withColumns(self._once("layers", joined))
 
     def _with_layer(
-        self, frame: DataFrame, before: Mapping[str, Column], name: str, layer: Mapping[str, str]
+        self, frame: DataFrame, before: Mapping[str, str], name: str, layer: Mapping[str, str]
     ) -> DataFrame:
         """`frame` with a struct of the layer's columns, computed where the fields and what came before can be named."""
-        kept = [F.col(f"_fields.`{field}`") for field in frame.select("_fields.*").columns if field not in before]
-        columns = frame.columns
-        scoped = frame.select(*columns, *kept, *[column.alias(earlier) for earlier, column in before.items()])
-        parts = ", ".join(f"{_quoted(column)}, {text}" for column, text in layer.items())
-        made = scoped.withColumn(name, self._tried(f"named_struct({parts})"))
-        # Looked at one by one only where the whole has failed.
-        guilty = [F.when(self._tried(f"named_struct('x', {text})").isNull(), column) for column, text in layer.items()]
-        reason = F.concat(F.lit("the expression failed of "), F.concat_ws(", ", *guilty))
-        return made.withColumn(f"{name}_failed", F.when(F.col(name).isNull(), reason)).select(
-            *columns, name, f"{name}_failed"
-        )
+        columns = self._once(f"before {name}", lambda: frame.columns)
+
+        def scope() -> list[Column | str]:
+            kept = [F.col(f"_fields.`{field}`") for field in self._fields(frame) if field not in before]
+            earlier = [F.col(f"{column}.`{known}`").alias(known) for known, column in before.items()]
+            return [*columns, *kept, *earlier]
+
+        def made() -> Column:
+            parts = ", ".join(f"{_quoted(column)}, {text}" for column, text in layer.items())
+            return self._tried(f"named_struct({parts})")
+
+        def failed() -> Column:
+            # Looked at one by one only where the whole has failed.
+            tried = {column: self._tried(f"named_struct('x', {text})") for column, text in layer.items()}
+            guilty = [F.when(expression.isNull(), column) for column, expression in tried.items()]
+            reason = F.concat(F.lit("the expression failed of "), F.concat_ws(", ", *guilty))
+            return F.when(F.col(name).isNull(), reason)
+
+        scoped = frame.select(*self._once(f"scope of {name}", scope))
+        computed = scoped.withColumn(name, self._once(name, made))
+        told = computed.withColumn(f"{name}_failed", self._once(f"{name} failed", failed))
+        return told.select(*columns, name, f"{name}_failed")
 
     def _check_select(self, decoded: DataFrame) -> None:
         frame = decoded.select("*", "_fields.*")
@@ -151,18 +171,22 @@ class Flow:
 
     def _judged(self, frame: DataFrame, late: Column | None) -> DataFrame:
         # One struct first, its parts afterwards: written as one column each, Spark would judge once per column.
-        names = self._columns(frame).columns
+        names = self._once("names", lambda: self._columns(frame).columns)
         judged = self._scope(frame, *IDENTITY, *_ORIGINAL, "_undecoded", "_unselected")
         if self.declaration.where_step is not None:
             judged = self.declaration.where_step(judged)
-        judged = judged.withColumn("_verdict", self._verdict(late))
-        dead = F.col("_verdict._outcome").isin("dead", "late")
-        return judged.select(
-            *IDENTITY,
-            F.col("_verdict._outcome"), F.col("_verdict._rule"), F.col("_verdict._reason"), self._warnings(),
-            *[F.when(dead, F.col(name)).alias(name) for name in _ORIGINAL],
-            *[F.col(f"`{name}`") for name in names],
-        )  # fmt: skip
+        verdict = self._once("verdict", lambda: self._verdict(None)) if late is None else self._verdict(late)
+
+        def parts() -> list[Column | str]:
+            dead = F.col("_verdict._outcome").isin("dead", "late")
+            return [
+                *IDENTITY,
+                F.col("_verdict._outcome"), F.col("_verdict._rule"), F.col("_verdict._reason"), self._warnings(),
+                *[F.when(dead, F.col(name)).alias(name) for name in _ORIGINAL],
+                *[F.col(f"`{name}`") for name in names],
+            ]  # fmt: skip
+
+        return judged.withColumn("_verdict", verdict).select(*self._once("parts", parts))
 
     def _verdict(self, late: Column | None) -> Column:
         """The first thing that is wrong decides."""
@@ -202,9 +226,27 @@ class Flow:
 
     def _scope(self, frame: DataFrame, *more: str) -> DataFrame:
         """The columns, and the fields whose names are not taken by them: both can be named in a rule."""
-        names = self._columns(frame).columns
-        fields = [name for name in frame.select("_fields.*").columns if name not in names]
-        return frame.select(*more, *[F.col(f"_fields.`{name}`") for name in fields], "_columns.*")
+
+        def fields() -> list[Column]:
+            names = self._columns(frame).columns
+            return [F.col(f"_fields.`{name}`") for name in frame.select("_fields.*").columns if name not in names]
+
+        return frame.select(*more, *self._once("fields beside columns", fields), "_columns.*")
+
+    def _fields(self, frame: DataFrame) -> list[str]:
+        """The names of what was decoded."""
+        return self._once("fields", lambda: frame.select("_fields.*").columns)
+
+    def _record(self, raw: DataFrame) -> DataFrame:
+        """Kafka's columns by our names: they stay beside the fields, and fields may be named topic or key."""
+        return raw.select(*self._once("record", lambda: [F.col(n).alias(ours) for n, ours in _RECORD.items()]))
+
+    def _once(self, what: str, make: Callable[[], T]) -> T:
+        """What is the same for every batch is made for the first: each part of an expression is a call to the JVM."""
+        if what not in self._made:
+            self._made[what] = make()
+        made: T = self._made[what]
+        return made
 
     def _tried(self, text: str) -> Column:
         """The SQL expression, null where it throws."""
@@ -248,15 +290,6 @@ def in_words(error: Exception) -> str:
 # PySpark writes what it raises to standard error as well, as JSON; whoever catches it has the words.
 for _name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
     PySparkLogger.getLogger(_name).setLevel(logging.CRITICAL + 1)
-
-
-def _record(raw: DataFrame) -> DataFrame:
-    """Kafka's columns by our names: they stay beside the fields, and fields may be named topic or key."""
-    return raw.select(
-        F.col("topic").alias("_topic"), F.col("partition").alias("_partition"), F.col("offset").alias("_offset"),
-        F.col("timestamp").alias("_timestamp"), F.col("timestampType").alias("_timestamp_type"),
-        F.col("key").alias("_key"), F.col("value").alias("_value"), F.col("headers").alias("_headers"),
-    )  # fmt: skip
 
 
 def _layers(select: Mapping[str, str], fields: list[str]) -> list[dict[str, str]]:

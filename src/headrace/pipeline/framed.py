@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 
 from headrace.errors import CodecError, UsageError
 from headrace.pipeline.declaration import Declaration
-from headrace.pipeline.decode import RegisteredDecoder, framed_columns, parsed
+from headrace.pipeline.decode import Parsed, RegisteredDecoder, framed_columns
 from headrace.transport.schemas import Schema
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class JsonSchemaDecoder(RegisteredDecoder):
         framed = framed_columns(raw)
         # The reader looks at the value; behind the frame it is the body.
         body = framed.withColumns({"_whole": F.col("_value"), "_value": F.col("_body")})
-        read = parsed(body, given)
+        read = Parsed(given).decode(body)
         reason = self.unknown().when(F.col("_undecoded").isNotNull(), F.col("_undecoded"))
         for name in self._reader.required:
             reason = reason.when(F.col(f"_fields.`{_escaped(name)}`").isNull(), f"required, and not there: {name}")
