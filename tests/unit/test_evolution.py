@@ -43,6 +43,25 @@ def test_the_difference_of_two_versions_in_words() -> None:
     assert diff(schema(old), schema(old)) == []
 
 
+def test_what_breaks_in_json_schema_and_protobuf_is_told_beside_the_registrys_words() -> None:
+    old = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}, "c": {"type": "null"}}}
+    new = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "number"}, "c": {"type": "null"},
+                                            "d": {"type": "string"}}, "required": ["c", "d"]}  # fmt: skip
+    found = explain(schema(new, "JSON"), [schema(old, "JSON")] * 2, "BACKWARD_TRANSITIVE", "refused")
+    assert [(each.words, each.remedy) for each in found] == [
+        ("field a was integer and would be string", "keep integer in field a, or add a new field beside it"),
+        ("field c was optional and would be required: old records may lack it", "keep field c optional"),
+        ("field d is new and required: old records lack it", "make field d optional"),
+        ("refused", None),
+    ]
+    before = 'syntax = "proto3"; message Ride { int32 a = 1; int32 b = 2; string c = 3; }'
+    after = 'syntax = "proto3"; message Ride { string a = 1; int64 b = 2; string c = 4; }'
+    found = explain(schema(after, "PROTOBUF"), [schema(before, "PROTOBUF")], "BACKWARD", "")
+    assert [each.words for each in found] == [
+        "field Ride.a was int32 = 1 and would be string = 1", "field Ride.c was string = 3 and would be string = 4",
+    ]  # fmt: skip
+
+
 def test_differences_of_json_schema_and_protobuf() -> None:
     old = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}
     new = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}}, "required": ["b"]}

@@ -31,6 +31,8 @@ _POLL_S = 0.1
 # Partitions of a group that nobody here owns belong to members elsewhere, if that lasts longer than a rebalance.
 _REBALANCE_GRACE_S = 3.0
 _JOIN_PATIENCE_S = 60.0
+# Three of the new protocol's: one to tell the others what to give away, one to tell us, and one to spare.
+_HEARTBEATS_S = 15.0
 # As long as a producer waits for a broker: records that are known to be there and do not come are no silence.
 _SILENCE_PATIENCE_S = 120.0
 # Members wait for each other before the first record, else the first one there reads a short topic alone.
@@ -270,13 +272,17 @@ class Reading:
         return until.kind == "time" and time.time() * 1000 >= until.value
 
     def _wait_for_partitions(self, now: float) -> None:
-        if now - self.unassigned_since <= _JOIN_PATIENCE_S:
+        waited_s = now - self.unassigned_since
+        # That it has nothing for us, the new protocol (KIP-848) does not say: the group is asked.
+        may_be_idle = self.options.protocol != "classic" and waited_s > _HEARTBEATS_S
+        if may_be_idle and self._have_gone_to_others(self.places, now):
+            self.assigned[1] = set()
+        if self.assigned or waited_s <= _JOIN_PATIENCE_S:
             return
         if self.options.protocol == "classic":
             raise unreachable(self.connection.bootstrap, f"no partitions were assigned in {_JOIN_PATIENCE_S:.0f} s")
         look_up(self.connection, self.places[:1], Start("end"))
-        # The brokers answer, so the group has nothing for us; the new protocol (KIP-848) does not say so.
-        self.assigned[1] = set()
+        self.assigned[1] = set()  # the brokers answer, so there is nothing for us
 
     def _nothing_is_left(self, now: float) -> bool:
         """True if the brokers say so too: one that hangs or is gone is as silent as a topic without writers."""
@@ -325,12 +331,16 @@ class Reading:
             self._foreign_since = None
             self._check_patience(sorted(ours), ends, now)
             return False
+        return self._have_gone_to_others(open_places, now)
+
+    def _have_gone_to_others(self, places: Sequence[Place], now: float) -> bool:
+        """True if they are none of ours for a while, and the group says whose they are; it is asked now and then."""
         if self._foreign_since is None:
             self._foreign_since = now
         if now - self._foreign_since <= _REBALANCE_GRACE_S:
             return False
         self._foreign_since = now
-        return self._others_own(open_places, now)
+        return self._others_own(places, now)
 
     def _others_own(self, places: Sequence[Place], now: float) -> bool:
         """True if the group says so: a partition without an owner is on its way to somebody, perhaps to us."""

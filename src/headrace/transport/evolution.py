@@ -2,8 +2,8 @@
 
 `diff` names fields that were added, removed or changed, for Avro, JSON Schema and Protobuf. `explain` puts a registry's
 refusal into words. For Avro it applies the rules of schema resolution itself, because registries say little (and
-Apicurio nothing at all in a dry run); for the others it reads the registry's message. The verdict is always the
-registry's: what is found here explains it and never overrules it.
+Apicurio nothing at all in a dry run); for the others it names the fields whose type or duty changed, and repeats the
+registry's message. The verdict is always the registry's: what is found here explains it and never overrules it.
 """
 
 from __future__ import annotations
@@ -331,6 +331,35 @@ def _protobuf_fields(text: str) -> dict[str, _Field]:
     return fields
 
 
+# Types that are written alike: a reader of one reads the other.
+_ALIKE = (
+    {"int32", "int64", "uint32", "uint64", "bool"}, {"sint32", "sint64"}, {"fixed32", "sfixed32"},
+    {"fixed64", "sfixed64"}, {"string", "bytes"},
+)  # fmt: skip
+
+
+def _changed_fields(new: Schema, old: Schema) -> Iterator[Break]:
+    """Fields of a JSON Schema or a Protobuf that old records do not fit: of another type, or required of late."""
+    for change in diff(old, new):
+        field = f"field {change.field}"
+        if change.what == "type" and not _is_read_alike(new, str(change.old), str(change.new)):
+            remedy = f"keep {change.old} in {field}, or add a new field beside it"
+            yield Break(f"{field} was {change.old} and would be {change.new}", remedy)
+        elif change.what == "required" and change.new == str(True):
+            yield Break(
+                f"{field} was optional and would be required: old records may lack it", f"keep {field} optional"
+            )
+        elif change.what == "added" and str(change.new).endswith("required"):
+            yield Break(f"{field} is new and required: old records lack it", f"make {field} optional")
+
+
+def _is_read_alike(schema: Schema, was: str, now: str) -> bool:
+    if schema.kind == "JSON":
+        return (was, now) == ("integer", "number")
+    (was_type, _, was_number), (now_type, _, now_number) = was.partition(" = "), now.partition(" = ")
+    return was_number == now_number and any({was_type, now_type} <= group for group in _ALIKE)
+
+
 # -- a refusal in words -----------------------------------------------------------------------------------------
 
 _DIFFS = re.compile(r"list of diff types: \[(.*)\]", re.DOTALL)
@@ -339,15 +368,21 @@ _TYPES = re.compile(r"reader type: (\w+) not compatible with writer type: (\w+)"
 
 
 def explain(new: Schema, olds: Sequence[Schema], level: Level, message: str) -> list[Break]:
-    """What breaks at this level; where our own rules see nothing, what the registry's message says."""
-    found: list[Break] = []
-    if new.kind == "AVRO":
-        for old in olds:
-            if level.startswith(("BACKWARD", "FULL")):
-                found += _avro_breaks(new, old, "backward")
-            if level.startswith(("FORWARD", "FULL")):
-                found += _avro_breaks(new, old, "forward")
-    return found or breaks_told(new, message) or _changes(new, olds)
+    """What breaks at this level; where our own rules see nothing, what the registry's message says.
+
+    Of JSON Schema and Protobuf we know the fields and not all of the rules: both are told.
+    """
+    told = breaks_told(new, message)
+    if new.kind != "AVRO":
+        found = list(dict.fromkeys(each for old in olds for each in _changed_fields(new, old)))
+        return found + told or _changes(new, olds)
+    found = []
+    for old in olds:
+        if level.startswith(("BACKWARD", "FULL")):
+            found += _avro_breaks(new, old, "backward")
+        if level.startswith(("FORWARD", "FULL")):
+            found += _avro_breaks(new, old, "forward")
+    return found or told or _changes(new, olds)
 
 
 def breaks_told(new: Schema, message: str) -> list[Break]:

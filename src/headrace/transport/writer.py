@@ -151,7 +151,18 @@ class Writer:
             yield
         except _kafka_errors() as exception:
             self._check()
-            raise self._trouble(_error_in(exception), described()) from None
+            raise self._trouble(_error_in(exception) or self._last_error(), described()) from None
+
+    def _last_error(self) -> Any:
+        """Why the client has given up: whatever is asked of it then is answered with that."""
+        from confluent_kafka import KafkaError
+
+        try:
+            self._producer.abort_transaction(_ABORT_S)
+        except _kafka_errors() as exception:
+            if error := _error_in(exception):
+                return error
+        return KafkaError(KafkaError._FATAL, "the client has given up, and its reason was lost")
 
     def _trouble(self, error: Any, described: str) -> HeadraceError:
         return _fenced(error, self.name) or _refusal(error, described, self._connection)
@@ -184,13 +195,15 @@ def _patiently(
             call()
         except _kafka_errors() as exception:
             error = _error_in(exception)
-            if fenced := _fenced(error, name):
+            if error is not None and (fenced := _fenced(error, name)):
                 raise fenced from None
             check()
-            if not error.retriable():
+            # Where the reason was lost, the next answer is the reason.
+            if error is not None and not error.retriable():
                 raise _refusal(error, f"a transaction of {name}", connection) from None
             if time.monotonic() > deadline:
-                raise unreachable(connection.bootstrap, f"{error.str()}, for {within_s:g} s") from None
+                why = error.str() if error is not None else "no reason was given"
+                raise unreachable(connection.bootstrap, f"{why}, for {within_s:g} s") from None
         else:
             return
 
@@ -203,15 +216,14 @@ def _kafka_errors() -> tuple[type[Exception], ...]:
 
 
 def _error_in(exception: Exception) -> Any:
+    """What was said; None where two callbacks failed within one call: confluent-kafka drops what they said."""
     from confluent_kafka import KafkaError, KafkaException
 
     told = exception.__cause__ if isinstance(exception, SystemError) else exception
     if isinstance(told, KafkaException):
         return told.args[0]
-    if isinstance(told, KafkaError):
+    if told is None or isinstance(told, KafkaError):
         return told
-    if told is None:  # two callbacks failed within one call: confluent-kafka has dropped what they said
-        return KafkaError(KafkaError._FATAL, "the client has given up, and its reason was lost")
     raise exception
 
 
