@@ -194,7 +194,8 @@ def test_the_life_of_a_subject_from_the_shell(shell: Shell, write: Write, subjec
     assert (checked.code, checked.json()["compatible"]) == (1, False)
     assert shell("schema", "check", subject, "tip.avsc").code == 0
     assert shell("schema", "register", subject, "tip.avsc", "--json").json()["version"] == 2
-    assert shell("schema", "diff", subject).out == "tip: added, float, default 0.5\n"
+    differs = shell("schema", "diff", subject)
+    assert (differs.code, differs.err, differs.out) == (0, "", "tip: added, float, default 0.5\n")
     assert shell("schema", "versions", subject, "--json").json()[0]["id"] == int(made.out)
     listed = {row["subject"]: row for row in shell("schema", "list", "--json").json()}
     assert (listed[subject]["versions"], listed[subject]["compatibility"]) == (2, "BACKWARD")
