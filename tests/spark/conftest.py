@@ -1,12 +1,24 @@
-"""A cluster with a registry for the tests of pipelines; the Spark session is shared with other tests."""
+"""What tests of pipelines work with; the Spark session is shared with other tests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from headrace.cluster import Cluster
+from tests.spark.pipelines import Workshop
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def shop(tmp_path: Path, headrace_cluster: Any, spark: SparkSession) -> Workshop:
+    """Pipelines in the test's own folder."""
+    return Workshop(tmp_path, headrace_cluster, spark)
 
 
 @pytest.fixture(scope="session")

@@ -38,11 +38,6 @@ def take(name: str, folder: Path, **topics: str) -> None:
     (folder / "headrace.toml").write_text(text, encoding="utf-8")
 
 
-@pytest.fixture
-def shop(tmp_path: Path, headrace_cluster: Any, spark: SparkSession) -> Workshop:
-    return Workshop(tmp_path, headrace_cluster, spark)
-
-
 def test_breadcrumbs(shop: Workshop, headrace_topic: Callable[..., str]) -> None:
     topic = headrace_topic(partitions=3)
     take("breadcrumbs", shop.folder, breadcrumbs=topic)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from headrace.pipeline import realtime
 from headrace.pipeline.realtime import SOURCE_HEADER
 from headrace.pipeline.run import Run, RunOptions
 from headrace.runtime.waiting import eventually
@@ -17,7 +17,7 @@ from headrace.transport.consume import consume
 from tests.spark.pipelines import Workshop, send, totals
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 Topic = Callable[..., str]
 
@@ -34,9 +34,10 @@ into         = { topic = "<target>", key = "id" }
 """
 
 
-@pytest.fixture
-def shop(tmp_path: Path, headrace_cluster: Any, spark: SparkSession) -> Workshop:
-    return Workshop(tmp_path, headrace_cluster, spark)
+def _had_nothing_to_do(run: Run) -> bool:
+    """A stretch has ended in which nothing came."""
+    ended = run.query.lastProgress if run.query else None
+    return ended is not None and ended["numInputRows"] == 0
 
 
 class _Copying:
@@ -83,3 +84,21 @@ def test_records_pass_one_by_one_and_are_accounted_for(shop: Workshop, headrace_
     }
     assert totals(shop.pipeline().report(run.name)) == {"written": 99, "dead": 2, "filtered": 1}
     assert any("at least once" in line for line in copying.said)
+
+
+def test_a_pipeline_that_has_nothing_to_do_can_be_stopped(
+    shop: Workshop, headrace_topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends with the stretch, also when nothing came in it, and goes on from there the next time."""
+    monkeypatch.setattr(realtime, "_CHECKPOINT_EVERY", "5 seconds")
+    copying = _Copying(shop, (headrace_topic(), headrace_topic(), headrace_topic()))
+    shop.declare(_COPY, source=copying.source, target=copying.target, dead=copying.dead)
+    send(shop.cluster, copying.source, [{"id": 1, "amount": 1}])
+    for amount in (1, 2):
+        run = copying.start()
+        eventually(lambda amount=amount: copying.ids() == set(range(1, amount + 1)), 120, every_s=0.5)  # type: ignore[misc]
+        eventually(lambda run=run: _had_nothing_to_do(run), 60, every_s=0.5)  # type: ignore[misc]
+        run.stop()
+        run.wait()
+        send(shop.cluster, copying.source, [{"id": amount + 1, "amount": amount + 1}])
+    assert set(copying.arrived().values()) == {1}

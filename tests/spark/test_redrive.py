@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import pytest
+from typing import TYPE_CHECKING
 
 from headrace.pipeline.dead_letters import Letter, Wanted, letters
 from headrace.pipeline.redrive import RedrivePlan, RedriveReport, redrive
@@ -17,8 +14,6 @@ from headrace.pipeline.trial import Trial
 from tests.spark.pipelines import Workshop, send, totals
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from headrace.pipeline.flow import Flow
 
 Topic = Callable[..., str]
@@ -32,11 +27,6 @@ into   = { delta = "tables/sales" }
 "is positive" = "amount > 0"
 "is small"    = "amount < LIMIT"
 """
-
-
-@pytest.fixture
-def shop(tmp_path: Path, headrace_cluster: Any, spark: SparkSession) -> Workshop:
-    return Workshop(tmp_path, headrace_cluster, spark)
 
 
 def tried(shop: Workshop, plan: RedrivePlan) -> tuple[RedriveReport, dict[tuple[str, str], int]]:

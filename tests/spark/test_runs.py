@@ -38,11 +38,6 @@ if TYPE_CHECKING:
 Topic = Callable[..., str]
 
 
-@pytest.fixture
-def shop(tmp_path: Path, headrace_cluster: Any, spark: SparkSession) -> Workshop:
-    return Workshop(tmp_path, headrace_cluster, spark)
-
-
 SALES = """
 [pipelines.p]
 from = "<topic>"

@@ -167,7 +167,6 @@ def redrive(app: App, /, name: str, dry_run: bool, edits: Path | None, file: Pat
     from headrace.pipeline.dead_letters import letters
     from headrace.pipeline.redrive import RedrivePlan, read_edits
     from headrace.pipeline.redrive import redrive as send
-    from headrace.pipeline.session import stop_spark
     from headrace.pipeline.trial import Trial
 
     found = find(app, file, name)
@@ -177,14 +176,11 @@ def redrive(app: App, /, name: str, dry_run: bool, edits: Path | None, file: Pat
     )  # fmt: skip
     connection, place = app.connection(), found.folder.dead_letters(found.declaration)
     chosen = letters(connection, place, _wanted(found, **more))
-    trial = Trial(partial(_todays_flow, app, found))
-    try:
-        report = send(connection, chosen, plan, trial if dry_run else None)
-    finally:
-        stop_spark()
-    judged = sorted((outcome, rule, records) for (outcome, rule), records in trial.outcomes.items())
+    trial = Trial(partial(_todays_flow, app, found)) if dry_run else None
+    report = send(connection, chosen, plan, trial)
+    judged = sorted((*verdict, records) for verdict, records in trial.outcomes.items()) if trial else None
     if app.json:
-        print_json({**report.document(), "dry_run": dry_run, "outcomes": judged if dry_run else None})
+        print_json({**report.document(), "dry_run": dry_run, "outcomes": judged})
         return
     verb = "would be sent" if dry_run else "sent"
     app.say(
@@ -196,6 +192,7 @@ def redrive(app: App, /, name: str, dry_run: bool, edits: Path | None, file: Pat
 
 
 def _todays_flow(app: App, found: Pipeline) -> Flow:
+    """On a session that ends with this process."""
     from headrace.pipeline.run import Run
 
     spark = found.start_session(progress=app.progress)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC
 from decimal import Decimal
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -61,16 +61,19 @@ class JsonSchemaDecoder(RegisteredDecoder):
         return _JsonFields(types.ddl(), types.required())
 
     def decode(self, raw: DataFrame) -> DataFrame:
-        given = replace(self._declaration.decode, format="json", schema=self._reader.ddl)
         framed = framed_columns(raw)
         # The reader looks at the value; behind the frame it is the body.
         body = framed.withColumns({"_whole": F.col("_value"), "_value": F.col("_body")})
-        read = Parsed(given).decode(body)
+        read = self._text.decode(body)
         reason = self.unknown().when(F.col("_undecoded").isNotNull(), F.col("_undecoded"))
         for name in self._reader.required:
             reason = reason.when(F.col(f"_fields.`{_escaped(name)}`").isNull(), f"required, and not there: {name}")
         told = read.withColumn("_value", F.col("_whole")).withColumn("_undecoded", reason)
         return told.drop("_whole", "_head", "_body")
+
+    @cached_property
+    def _text(self) -> Parsed:
+        return Parsed(replace(self._declaration.decode, format="json", schema=self._reader.ddl))
 
 
 class _JsonTypes:
