@@ -15,14 +15,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from confluent_kafka import ElectionType
+from confluent_kafka.admin import AdminClient
 
 from headrace.cluster import Cluster
 from headrace.runtime.waiting import eventually
 from headrace.transport.admin import Admin
+from headrace.transport.client import connect, make
 from headrace.transport.consume import ConsumeOptions, Reading, consume, reading
-from headrace.transport.offsets import Until
+from headrace.transport.offsets import Start, Until, look_up
 from headrace.transport.produce import produce
 from tests.conftest import Headrace
 from tests.records import leaders
@@ -77,6 +81,37 @@ def _fill(cluster: Cluster, topic: str) -> None:
 def _collect(run: Reading, seen: set[int]) -> None:
     for batch in run.batches():
         seen.update(int(message.value()) for message in batch.messages)
+
+
+def test_offsets_are_told_while_leaders_change(headrace_faults: Cluster, headrace_topic: MakeTopic) -> None:
+    cluster = headrace_faults
+    topic = headrace_topic(partitions=30, replication=3)
+    connection, stop = connect(cluster), threading.Event()
+    client = make(AdminClient, connection.settings())
+
+    def ask() -> int:
+        asked = 0
+        while not stop.is_set():
+            assert len(look_up(connection, [(topic, number) for number in range(30)], Start("end"))) == 30
+            asked += 1
+        return asked
+
+    with ThreadPoolExecutor(3) as pool:
+        asking = [pool.submit(ask) for _ in range(3)]
+        try:
+            for broker in (1, 2):
+                _leave_and_return(cluster, topic, broker)
+                client.elect_leaders(ElectionType.PREFERRED).result(60)
+        finally:
+            stop.set()
+    assert all(asked.result() for asked in asking)
+
+
+def _leave_and_return(cluster: Cluster, topic: str, broker: int) -> None:
+    cluster.kill(broker)
+    eventually(lambda: broker not in leaders(cluster.bootstrap, topic).values(), 60)
+    cluster.start(broker)
+    eventually(lambda: all(len(p.isr) == 3 for p in Admin(cluster).topic(topic).partitions), 60)
 
 
 @pytest.mark.parametrize("producers", [1, 2])

@@ -24,6 +24,11 @@ Isolation = Literal["committed", "uncommitted"]
 # Longer than a rebalance takes, shorter than patience lasts.
 _IDLE_S = 10.0
 _CONNECTED_WITHIN_S = 5.0
+# A partition has a new leader, and the client or a broker has not heard of it yet.
+_CHANGING = {"FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE",
+             "OFFSET_NOT_AVAILABLE"}  # fmt: skip
+_SETTLED_WITHIN_S = 15.0
+_ASK_AGAIN_S = 0.1
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
@@ -119,6 +124,24 @@ def look_up(
 
 
 def _ask(client: Any, connection: Connection, places: list[Place], spec: Any, isolation: Isolation) -> dict[Place, int]:
+    """Every partition's answer; those whose leader is just changing are asked again."""
+    from confluent_kafka import KafkaException
+
+    found: dict[Place, int] = {}
+    deadline = time.monotonic() + _SETTLED_WITHIN_S
+    while open_places := [place for place in places if place not in found]:
+        found |= _answers(client, connection, open_places, spec, isolation, last=time.monotonic() > deadline)
+        if len(found) < len(places):
+            time.sleep(_ASK_AGAIN_S)
+            with suppress(KafkaException):  # whoever leads now
+                client.list_topics(timeout=_CONNECTED_WITHIN_S)
+    return found
+
+
+def _answers(
+    client: Any, connection: Connection, places: list[Place], spec: Any, isolation: Isolation, *, last: bool
+) -> dict[Place, int]:
+    """What the leaders answer at once; the last time, one that does not know yet that it leads is an error."""
     from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 
     level = IsolationLevel.READ_COMMITTED if isolation == "committed" else IsolationLevel.READ_UNCOMMITTED
@@ -130,7 +153,8 @@ def _ask(client: Any, connection: Connection, places: list[Place], spec: Any, is
         try:
             found[partition.topic, partition.partition] = future.result(timeout=20).offset
         except KafkaException as error:
-            raise refusal(error.args[0], f"tell offsets of {partition.topic}", connection.bootstrap) from None
+            if last or error.args[0].name() not in _CHANGING:
+                raise refusal(error.args[0], f"tell offsets of {partition.topic}", connection.bootstrap) from None
         except TimeoutError:
             raise unreachable(connection.bootstrap, "no answer in time") from None
     return found
