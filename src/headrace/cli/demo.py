@@ -20,20 +20,28 @@ from headrace.cli.output import counted, print_table, say
 from headrace.errors import Failed
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from headrace.cluster import Cluster
+    from headrace.pipeline.pipeline import Pipeline
     from headrace.transport.produce import ProduceReport
 
 _TOPIC = "breadcrumbs"
+_RIDES = "datatalkclub.yellow_taxi_rides"
+# As many as the buses of a city leave in a day: a file of 125 MB.
+_A_DAY = 390_000
 _ARCHIVE_WITHIN_S = 180.0
 
 
 @cli.command()
-@click.option("--records", type=click.IntRange(100), default=50_000, show_default=True, help="Breadcrumbs to send.")
+@click.option("--records", type=click.IntRange(100), default=_A_DAY, show_default=True, help="Breadcrumbs to send.")
 @click.option("--stay/--no-stay", default=None, help="Stay until Ctrl-C. [default: on a terminal]")
 @everywhere
 @click.pass_obj
 def demo(app: App, records: int, stay: bool | None) -> None:
     """A day's bus breadcrumbs through three brokers, one of which is killed, and on through Spark into tables.
+
+    Behind them taxi rides in Avro, in three versions of a schema that the registry knows.
 
     On a terminal it stays until Ctrl-C, so that you can look around; without one it ends by itself.
     It leaves nothing running and nothing behind.
@@ -41,11 +49,11 @@ def demo(app: App, records: int, stay: bool | None) -> None:
     from headrace.cluster import Cluster
 
     folder = Path(tempfile.mkdtemp(prefix="headrace-demo-"))
-    cluster = Cluster(folder / "home", brokers=3, progress=app.progress)
+    cluster = Cluster(folder / "home", brokers=3, services=("registry",), progress=app.progress)
     stays = sys.stdin.isatty() and sys.stdout.isatty() if stay is None else stay
     try:
         _run(cluster, records)
-        _pipeline(app, cluster, folder)
+        _on_spark(app, cluster, folder)
         if stays:
             _wait_for_interrupt(cluster)
     finally:
@@ -61,8 +69,8 @@ def _run(cluster: Cluster, records: int) -> None:
 
     began = time.monotonic()
     cluster.up()
-    _heading(f"1. a cluster of {len(cluster.nodes)} Kafka brokers, up in {time.monotonic() - began:.1f} s")
-    click.echo(f"   {cluster.bootstrap}")
+    _heading(f"1. three Kafka brokers and a schema registry, up in {time.monotonic() - began:.1f} s")
+    click.echo(f"   {cluster.bootstrap}, {cluster.registry}")
     admin = Admin(cluster)
     admin.create_topics([NewTopic(_TOPIC, partitions=6, replication=3)])
 
@@ -153,31 +161,67 @@ def _check(cluster: Cluster, acknowledged: int) -> None:
     click.echo(click.style("   nothing lost, nothing doubled", fg="green"))
 
 
-def _pipeline(app: App, cluster: Cluster, folder: Path) -> None:
-    """Every record of the topic through the example's pipeline: rows, speeds, trips, and what became of each."""
-    from headrace.cli.display import Display
-    from headrace.cli.pipeline import LEDGER, ledger_cells
-    from headrace.pipeline.pipeline import Pipeline, example
+def _on_spark(app: App, cluster: Cluster, folder: Path) -> None:
+    """Two pipelines on one Spark: breadcrumbs in JSON, then rides in Avro."""
     from headrace.pipeline.session import stop_spark
-    from headrace.transport.client import connect
 
     _heading("6. the pipeline of examples/breadcrumbs: typed, checked, into four Delta tables, on Spark")
-    shutil.copy(example("breadcrumbs"), folder)
-    pipeline = Pipeline.from_file(folder, "breadcrumbs", cluster.home)
+    breadcrumbs = _example(cluster, folder, "breadcrumbs")
     began = time.monotonic()
-    spark = pipeline.start_session(progress=app.progress)
+    spark = breadcrumbs.start_session(progress=app.progress)
     click.echo(f"   Spark {spark.version} is ready after {time.monotonic() - began:.1f} s")
     try:
-        with Display(app, pipeline, connect(cluster)) as display:
-            report = pipeline.run(cluster, once=True, spark=spark, options=display.options())
+        _show_run(app, cluster, breadcrumbs, spark, "7. the ledger: what became of every record")
+        _heading("8. a look at the table of speeds, without Spark")
+        _show_table(folder / "breadcrumbs/tables/speeds", ("trip", "vehicle", "at", "meters", "speed"))
+        _heading("9. taxi rides in Avro: three versions of their schema in one topic, as the registry knows them")
+        _send_rides(cluster)
+        _show_run(app, cluster, _example(cluster, folder, "taxi"), spark, "10. their ledger, and revenue by the hour")
+        _show_table(folder / "taxi/tables/revenue", ("vendor", "window_start", "revenue", "rides"))
     finally:
         stop_spark()
-    _heading("7. the ledger: what became of every record")
+
+
+def _example(cluster: Cluster, folder: Path, name: str) -> Pipeline:
+    """The example as it stands, in a folder of its own."""
+    from headrace.pipeline.pipeline import Pipeline, example
+
+    (folder / name).mkdir()
+    shutil.copy(example(name), folder / name)
+    return Pipeline.from_file(folder / name, name, cluster.home)
+
+
+def _show_run(app: App, cluster: Cluster, pipeline: Pipeline, spark: SparkSession, heading: str) -> None:
+    """Every record of the topic goes through the pipeline, shown while it runs; then what became of each."""
+    from headrace.cli.display import Display
+    from headrace.cli.pipeline import LEDGER, ledger_cells
+    from headrace.transport.client import connect
+
+    with Display(app, pipeline, connect(cluster)) as display:
+        report = pipeline.run(cluster, once=True, spark=spark, options=display.options())
+    _heading(heading)
     print_table(LEDGER, [ledger_cells(line) for line in report.ledger])
-    rules = pipeline.ledger.by_rule()
-    click.echo("   " + ", ".join(f"{count:,} {outcome} by {rule!r}" for outcome, rule, count in rules[:4]) + ", …")
-    _heading("8. a look at the table of speeds, without Spark")
-    _show_table(folder / "tables" / "speeds")
+    rules = [f"{count:,} {outcome} by {rule!r}" for outcome, rule, count in pipeline.ledger.by_rule()]
+    click.echo("   " + ", ".join(rules[:4]) + (", …" if len(rules) > 4 else ""))
+
+
+def _send_rides(cluster: Cluster) -> None:
+    from headrace.samples import RIDE_VERSIONS, ride_schema, taxi
+    from headrace.transport.admin import Admin, NewTopic
+    from headrace.transport.codec import SchemaCodec
+    from headrace.transport.produce import ProduceOptions, produce
+    from headrace.transport.schemas import Registry, Schema
+    from headrace.transport.shaping import Shaping
+
+    Admin(cluster).create_topics([NewTopic(_RIDES, partitions=4, replication=3)])
+    with Registry(cluster.registry) as registry:
+        for version in RIDE_VERSIONS:
+            schema = Schema(ride_schema(version))
+            number = registry.register(f"{_RIDES}-value", schema)
+            options = ProduceOptions(shaping=Shaping(value_codec=SchemaCodec(registry, written=(number, schema))))
+            rides = taxi(records=5000, seed=version, shape=f"v{version}")
+            click.echo(f"   version {version}, id {number}:")
+            _show_produced(produce(cluster, _RIDES, rides, options=options))
 
 
 def _finish_archive(app: App) -> None:
@@ -189,10 +233,10 @@ def _finish_archive(app: App) -> None:
         archive_is_made(_ARCHIVE_WITHIN_S)
 
 
-def _show_table(path: Path) -> None:
+def _show_table(path: Path, columns: tuple[str, ...]) -> None:
     from headrace.pipeline.tables import Query, read_table
 
-    found = read_table(path).head(Query(("trip", "vehicle", "at", "meters", "speed"), None, None, 5))
+    found = read_table(path).head(Query(columns, None, None, 5))
     rows = [list(row.values()) for row in found.to_pylist()]
     print_table(found.schema.names, [[_short(cell) for cell in row] for row in rows])
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 from headrace.home import Home, write_private
@@ -19,6 +21,8 @@ from headrace.labs.lab import DOCUMENTS
 from headrace.labs.result import Entry, LabResult, kept, labs_folder, result_folder
 
 _TITLE = "headrace labs"
+# A line of a list in two columns: a term, and what is said of it.
+_TERM = re.compile(r" {4}(\S+(?: \S+)*) {2,}(\S+(?: \S+)*)")
 
 
 def write_reports(home: Home, results: Sequence[LabResult]) -> Path:
@@ -199,7 +203,11 @@ def _lab_html(result: LabResult, folder: Path) -> str:
 def _paragraph(text: str) -> str:
     # Indented paragraphs of a docstring are drawings or lists in columns.
     if all(line.startswith("    ") for line in text.splitlines()):
-        return f"<pre>{_text(text)}</pre>"
+        terms = [_TERM.fullmatch(line) for line in text.splitlines()]
+        if all(terms):
+            rows = "".join(f"<tr><th>{_text(term[1])}<td>{_text(term[2])}" for term in terms if term)
+            return f'<table class="terms">{rows}</table>'
+        return f"<pre>{_text(dedent(text))}</pre>"
     return f"<p>{_text(' '.join(text.split()))}</p>"
 
 

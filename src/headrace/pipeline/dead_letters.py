@@ -37,7 +37,7 @@ REDRIVEN_FROM = f"{PREFIX}redriven.from"
 Headers = tuple[tuple[str, bytes | None], ...]
 
 _NAMES = tuple(PREFIX + fact for fact in FACTS)
-_HEADERS = "array<struct<key: string, value: binary>>"
+HEADERS = "array<struct<key: string, value: binary>>"
 _SPAN = re.compile(r"(?P<topic>[\w.-]+)(/(?P<partition>\d+)(/(?P<first>\d+)(-(?P<last>\d+))?)?)?")
 _SAMPLE_BYTES = 1000
 _MAX_GROUPS = 1000
@@ -70,7 +70,7 @@ def letter_headers(pipeline: str, run: str) -> Column:
         F.struct(F.lit(PREFIX + name).alias("key"), facts[name].cast("string").cast("binary").alias("value"))
         for name in FACTS
     ]
-    return F.concat(F.coalesce(F.col("_headers"), F.array().cast(_HEADERS)), F.array(*ours))
+    return F.concat(F.coalesce(F.col("_headers"), F.array().cast(HEADERS)), F.array(*ours))
 
 
 def as_rows(rows: DataFrame, pipeline: str, run: str) -> DataFrame:

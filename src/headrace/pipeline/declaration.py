@@ -534,8 +534,13 @@ def _check_sink(declaration: Declaration, sink: Sink) -> None:
 
 def _check_realtime(declaration: Declaration) -> None:
     why = "Spark's real-time mode has neither shuffles nor tables: rows go from topic to topic, one by one"
-    if any(sink.kind not in {"topic", "console"} or sink.aggregate for sink in declaration.sinks):
+    if any(sink.kind != "topic" or sink.aggregate for sink in declaration.sinks):
         raise declaration.wrong("realtime writes to topics only", "into", why=why, hint='into = { topic = "NAME" }')
+    if any(sink.where for sink in declaration.sinks):
+        hint = "where beside from and select: rows that it leaves out are counted as filtered"
+        raise declaration.wrong("the sink of a realtime pipeline has no where of its own", "into", why=why, hint=hint)
+    if any(sink.format != "json" for sink in declaration.sinks):
+        raise declaration.wrong("realtime writes JSON", "into", why=why, hint='another trigger, as "1 second"')
     if len(declaration.sinks) > 1:
         raise declaration.wrong("realtime has one sink", "into", why=why)
     if declaration.deduplicate or declaration.watermark:

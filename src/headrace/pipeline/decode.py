@@ -63,13 +63,15 @@ def decoder(spark: SparkSession, declaration: Declaration, registry: Registry | 
     return make(spark, declaration, registry)
 
 
-class _Learnt:
+class Learnt:
+    """A decoder that knows all there is to know from the start."""
+
     def learn(self, undecoded: DataFrame) -> bool:  # noqa: ARG002 - the protocol's signature
         """Nothing about the data changes how they are decoded."""
         return False
 
 
-class _Step(_Learnt):
+class _Step(Learnt):
     """A Python function that makes the columns; records that it leaves out count as filtered."""
 
     def __init__(self, given: Decode) -> None:
@@ -90,7 +92,7 @@ class _Step(_Learnt):
         return made.select(*raw.columns, F.struct(*fields).alias("_fields"), reason.alias("_undecoded"))
 
 
-class _Text(_Learnt):
+class _Text(Learnt):
     """The value as text, in a field of that name."""
 
     def decode(self, raw: DataFrame) -> DataFrame:
@@ -98,7 +100,7 @@ class _Text(_Learnt):
         return raw.withColumns({"_fields": fields, "_undecoded": _no_text()})
 
 
-class Parsed(_Learnt):
+class Parsed(Learnt):
     """JSON objects or CSV lines, typed by Spark's DDL."""
 
     def __init__(self, given: Decode) -> None:

@@ -17,7 +17,7 @@ What a task cannot do is told in its result, not raised: Spark would wrap it in 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -31,9 +31,9 @@ from headrace.transport.writer import Fenced, Records
 
 if TYPE_CHECKING:
     import pyarrow
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import Column, DataFrame
 
-__all__ = ["KafkaTarget", "SinkResult", "prepare", "write_exactly_once"]
+__all__ = ["KafkaTarget", "SinkResult", "prepare", "task_of", "write_exactly_once", "write_here"]
 
 _COLUMNS = ("topic", "key", "value", "headers", "_topic", "_partition")
 _RESULT = "records long, replayed boolean, kind string, problem string, why string, hint string"
@@ -77,29 +77,46 @@ def write_exactly_once(rows: DataFrame, target: KafkaTarget) -> SinkResult:
     """
     from pyspark.sql import functions as F
 
-    source = "crc32(cast(coalesce(_topic, '') as binary)) + coalesce(_partition, 0)"
-    task = F.expr(f"cast(pmod({source}, {target.tasks}) as int)")
     offset = F.col("_offset") if "_offset" in rows.columns else F.lit(None).cast("long")
-    wanted = rows.select(*_COLUMNS, offset.alias("_offset"), task.alias("_task"))
+    wanted = rows.select(*_COLUMNS, offset.alias("_offset"), task_of(target.tasks).alias("_task"))
     spread = wanted.repartitionById(target.tasks, F.col("_task"))
     written = map_in_arrow(spread, partial(_write_task, target), _RESULT)
+    return _result(target, lambda: [_Outcome(**row.asDict()) for row in written.collect()])
+
+
+def write_here(rows: pyarrow.Table, target: KafkaTarget) -> SinkResult:
+    """The same for rows that were brought here, with their `_task`: by this process, in the place of every worker."""
+    import pyarrow.compute as pc
+
+    def chunks(task: int) -> Iterator[pyarrow.RecordBatch]:
+        return iter(rows.filter(pc.equal(rows["_task"], task)).to_batches())
+
+    return _result(target, lambda: [_outcome(target, task, chunks(task)) for task in range(target.tasks)])
+
+
+def task_of(tasks: int) -> Column:
+    """To which of so many tasks a row falls, by where it came from."""
+    from pyspark.sql import functions as F
+
+    source = "crc32(cast(coalesce(_topic, '') as binary)) + coalesce(_partition, 0)"
+    return F.expr(f"cast(pmod({source}, {tasks}) as int)")
+
+
+def _result(target: KafkaTarget, attempt: Callable[[], list[_Outcome]]) -> SinkResult:
+    """What the tasks have done, having been overtaken a few times at most."""
     names = [target.name_of(task) for task in range(target.tasks)]
     if target.replaying:
         settle(target.connection, names)
-    results = written.collect()
+    outcomes = attempt()
     for _ in range(_REPEATS):
-        if not _overtaken(results):
+        if {outcome.kind for outcome in outcomes} - {None} != {Fenced.__name__}:
             break
         settle(target.connection, names)
-        results = written.collect()
-    for row in results:
-        if row["kind"] is not None:
-            raise _raisable(row["kind"], row["problem"], row["why"], row["hint"])
-    return SinkResult(sum(row["records"] for row in results), any(row["replayed"] for row in results))
-
-
-def _overtaken(results: list[Row]) -> bool:
-    return {row["kind"] for row in results} - {None} == {Fenced.__name__}
+        outcomes = attempt()
+    for outcome in outcomes:
+        if outcome.kind is not None:
+            raise _raisable(outcome.kind, outcome.problem or "", outcome.why, outcome.hint)
+    return SinkResult(sum(outcome.records for outcome in outcomes), any(outcome.replayed for outcome in outcomes))
 
 
 def map_in_arrow(rows: DataFrame, function: Any, schema: str) -> DataFrame:
@@ -131,18 +148,22 @@ def _write_task(target: KafkaTarget, chunks: Iterator[pyarrow.RecordBatch]) -> I
     import pyarrow
     from pyspark import TaskContext
 
-    task = TaskContext.get().partitionId()
-    try:
-        outcome = write_chunks(target, task, chunks)
-    except HeadraceError as error:
-        outcome = _Outcome(0, False, type(error).__name__, error.problem, error.why, error.hint)
-        # Spark ends a worker that leaves its input unread, and the other writers in it would have to be opened anew.
-        for _ in chunks:
-            continue
+    outcome = _outcome(target, TaskContext.get().partitionId(), chunks)
     text = pyarrow.string()
     types = (pyarrow.int64(), pyarrow.bool_(), text, text, text, text)
     schema = pyarrow.schema(list(zip(asdict(outcome), types, strict=True)))
     yield pyarrow.RecordBatch.from_pylist([asdict(outcome)], schema)
+
+
+def _outcome(target: KafkaTarget, task: int, chunks: Iterator[pyarrow.RecordBatch]) -> _Outcome:
+    """What the task has done, or why not."""
+    try:
+        return write_chunks(target, task, chunks)
+    except HeadraceError as error:
+        # Spark ends a worker that leaves its input unread, and the other writers in it would have to be opened anew.
+        for _ in chunks:
+            continue
+        return _Outcome(0, False, type(error).__name__, error.problem, error.why, error.hint)
 
 
 def write_chunks(target: KafkaTarget, task: int, chunks: Iterator[pyarrow.RecordBatch]) -> _Outcome:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from headrace.pipeline import dead_letters, sinks, source
+from headrace.pipeline import source
 from headrace.pipeline.decode import RegisteredDecoder
 from headrace.pipeline.ledger import BatchEntry, SinkCount
+from headrace.pipeline.relay import outgoing
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
@@ -56,21 +57,11 @@ def start(run: Run) -> StreamingQuery:
 def _records(run: Run, rows: DataFrame) -> DataFrame:
     """Each row as the record that it becomes, of the sink's topic or of the dead letters'; filtered rows end here."""
     (sink,) = run.declaration.sinks
-    good = F.col("_outcome") == "written"
-    dead = F.col("_outcome") == "dead"
-    shaped = sinks.shape(sink, rows)
-    value = F.struct(*[F.col(f"`{name}`") for name in sinks.columns_of(shaped)])
-    key = F.col(f"`{sink.key}`").cast("string").cast("binary") if sink.key else F.lit(None).cast("binary")
     origin = F.concat_ws("/", "_topic", "_partition", "_offset").cast("binary")
     mark = F.array(F.struct(F.lit(SOURCE_HEADER).alias("key"), origin.alias("value")))
-    columns = {name: F.expr(text) for name, text in sink.select.items()}
-    named = rows.withColumns(columns) if columns else rows
-    return named.where(good | dead).select(
-        F.when(good, sink.target).otherwise(run.dead_letters.target).alias("topic"),
-        F.when(good, key).otherwise(F.col("_key")).alias("key"),
-        F.when(good, F.to_json(value).cast("binary")).otherwise(F.col("_value")).alias("value"),
-        F.when(good, mark).otherwise(dead_letters.letter_headers(run.declaration.name, run.name)).alias("headers"),
-    )
+    record = outgoing(run, sink, mark)
+    kept = rows.where(F.col("_outcome").isin("written", "dead"))
+    return kept.select(*[column.alias(name) for name, column in record.items()])
 
 
 # -- the account -----------------------------------------------------------------------------------------------------

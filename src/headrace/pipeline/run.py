@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -38,6 +38,7 @@ from headrace.pipeline.ledger import BatchEntry, Ledger, SinkCount
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
+    from headrace.pipeline.relay import Relay
     from headrace.transport.client import Connection
     from headrace.transport.schemas import Registry
 
@@ -93,6 +94,7 @@ class Run:
         self.error: HeadraceError | None = None
         self.query: StreamingQuery | None = None
         self._flow: Flow | None = None
+        self._relay: Relay | None = None
         self.epoch = 0
         #: Of a realtime query: the partitions that are counted, and the last stretch that was.
         self.places: list[tuple[str, int]] = []
@@ -224,12 +226,18 @@ class Run:
     def _watch(self, query: StreamingQuery) -> None:
         while not query.awaitTermination(_SOON_S if self._stop.is_set() else 1):
             self._enter_stretches(query)
+            self._confirm(query)
             if self._stop.is_set() and self._may_stop(query):
                 query.stop()
             # Spark itself tries for minutes before it gives up, and says nothing meanwhile.
             if time.monotonic() - self._heard_s > _SILENCE_S and not self._stop.is_set():
                 self._patiently(self._require_answers)
                 self._heard_s = time.monotonic()
+        self._confirm(query)
+
+    def _confirm(self, query: StreamingQuery) -> None:
+        if self._relay is not None:
+            self._relay.confirm(query)
 
     def _may_stop(self, query: StreamingQuery) -> bool:
         """Between two batches, where nothing has to be replayed; in real-time mode when another has just begun."""
@@ -249,14 +257,17 @@ class Run:
                 self.enter(entry)
 
     def _start_query(self) -> StreamingQuery:
-        from headrace.pipeline import realtime, watermark
+        from headrace.pipeline import realtime, relay, watermark
 
         if self.trigger.kind == "realtime":
             return realtime.start(self)
         stream = self.read_stream()
         if self.declaration.streaming_aggregate is not None:
             return watermark.start(self, stream)
-        return self.start_writer(stream.writeStream.foreachBatch(self._take))
+        if relay.fits(self.declaration, self.flow, self.folder.checkpoint(self.declaration)):
+            self._relay = relay.Relay(self)
+            return self._relay.start(stream)
+        return self.start_writer(stream.writeStream.foreachBatch(self.take))
 
     def read_stream(self, *, latency: bool = False) -> DataFrame:
         options = source.options(self.declaration, self.connection, latency=latency)
@@ -279,14 +290,16 @@ class Run:
         assert self._flow is not None
         return self._flow
 
-    def _take(self, raw: DataFrame, number: int) -> None:
+    def take(
+        self, rows: DataFrame, number: int, process: Callable[[DataFrame, sinks.Batch], BatchEntry] | None = None
+    ) -> None:
         """One batch: sorted out, counted, written, accounted for."""
         began = time.monotonic()
-        batch = self.batch(raw.sparkSession, number)
+        batch = self.batch(rows.sparkSession, number)
         with self.culprit():
-            entry = self.process(raw, batch)
-        entry.seconds = time.monotonic() - began
-        self.enter(entry)
+            entry = (process or self.process)(rows, batch)
+            entry.seconds = time.monotonic() - began
+            self.enter(entry)
 
     @contextmanager
     def culprit(self) -> Iterator[None]:
@@ -304,7 +317,7 @@ class Run:
         return sinks.Batch(
             spark=spark, declaration=self.declaration, number=number, run=self.name, writer=self._writer,
             connection=self.connection, registry=self.registry, replaying=self._fresh,
-            tasks=self._tasks, show=self.options.show,
+            tasks=self.tasks, show=self.options.show,
         )  # fmt: skip
 
     @property
@@ -314,7 +327,7 @@ class Run:
         return f"headrace/{self.declaration.name}/{self.query.id}/{self.epoch}"
 
     @property
-    def _tasks(self) -> int:
+    def tasks(self) -> int:
         """Tasks that write to Kafka: few, and the same number for every batch of a checkpoint."""
         return 2
 
@@ -332,7 +345,7 @@ class Run:
 
     def finish(self, kept: DataFrame, entry: BatchEntry, batch: sinks.Batch) -> None:
         """Sinks and dead letters have their rows, side by side: each waits for the driver and for disks meanwhile."""
-        self._object(entry)
+        self.object_to(entry)
         batch.written = entry.total("written")
         buried = self._aside.submit(self._bury, kept, entry.total("dead") + entry.total("late"), batch)
         try:
@@ -369,12 +382,16 @@ class Run:
 
     def count(self, kept: DataFrame, batch: sinks.Batch) -> BatchEntry:
         """What the batch holds, per partition, outcome and rule."""
-        entry = BatchEntry(batch.number, self.epoch)
         grouped = kept.groupBy("_topic", "_partition", "_outcome", "_rule").agg(
             F.count(F.lit(1)).alias("records"), F.min("_offset").alias("first"), F.max("_offset").alias("last"),
             F.sum(F.when(F.size("_warnings") > 0, F.size("_warnings")).otherwise(0)).alias("warnings"),
         )  # fmt: skip
-        for row in grouped.collect():
+        return self.account((row.asDict() for row in grouped.collect()), batch)
+
+    def account(self, groups: Iterable[Mapping[str, Any]], batch: sinks.Batch) -> BatchEntry:
+        """The entry of the batch, from its records by partition, outcome and rule."""
+        entry = BatchEntry(batch.number, self.epoch)
+        for row in groups:
             place = (row["_topic"], row["_partition"])
             entry.counts[(*place, row["_outcome"], row["_rule"] or "")] = row["records"]
             entry.warnings += row["warnings"]
@@ -382,7 +399,7 @@ class Run:
             entry.spans[place] = (min(first, row["first"]), max(after, row["last"] + 1), records + row["records"])
         return entry
 
-    def _object(self, entry: BatchEntry) -> None:
+    def object_to(self, entry: BatchEntry) -> None:
         """A rule with action `fail` that does not hold ends the run before anything of the batch is written."""
         broken = {rule: n for (_, _, outcome, rule), n in entry.counts.items() if outcome == "failed"}
         if broken:

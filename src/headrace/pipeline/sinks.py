@@ -122,7 +122,7 @@ def has_written(spark: SparkSession, path: str, writer: str, batch: int) -> bool
 def _write_delta_rows(sink: Sink, rows: DataFrame, batch: Batch, expected: int | None) -> SinkCount:
     path = batch.declaration.resolve(sink.target)
     written = write_delta(path, without_identity(rows), batch, sink.partition_by)
-    return _count(sink, written, expected)
+    return took(sink.name, written, expected)
 
 
 # -- Parquet ---------------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def _write_parquet(sink: Sink, rows: DataFrame, batch: Batch, expected: int | No
     final, staging = f"{folder}/batch={name}", f"{folder}/_writing-{name}"
     files = _Files(batch.spark, folder)
     if batch.replaying and files.exists(final):
-        return _count(sink, None, expected)
+        return took(sink.name, None, expected)
     counted = Observation()
     data = without_identity(rows).observe(counted, F.count(F.lit(1)).alias("rows"))
     write = data.write.mode("overwrite")
@@ -144,7 +144,7 @@ def _write_parquet(sink: Sink, rows: DataFrame, batch: Batch, expected: int | No
         write = write.partitionBy(*sink.partition_by)
     write.parquet(staging)
     files.rename(staging, final)
-    return _count(sink, int(counted.get["rows"]), expected)
+    return took(sink.name, int(counted.get["rows"]), expected)
 
 
 class _Files:
@@ -173,7 +173,7 @@ def _write_topic(sink: Sink, rows: DataFrame, batch: Batch, expected: int | None
         batch.connection, batch.writer_of(sink.target), batch.number, tasks=batch.tasks, replaying=batch.replaying
     )
     made = write_exactly_once(as_records(sink, rows, batch), target)
-    return _count(sink, None if made.replayed else made.records, expected)
+    return took(sink.name, None if made.replayed else made.records, expected)
 
 
 def as_records(sink: Sink, rows: DataFrame, batch: Batch | None = None) -> DataFrame:
@@ -219,14 +219,14 @@ def _write_console(sink: Sink, rows: DataFrame, batch: Batch, expected: int | No
     if batch.show is not None:
         batch.show(f"batch {batch.number}", shown)
     records = expected if expected is not None else rows.count()
-    return _count(sink, records, expected)
+    return took(sink.name, records, expected)
 
 
-def _count(sink: Sink, written: int | None, expected: int | None) -> SinkCount:
+def took(sink: str, written: int | None, expected: int | None) -> SinkCount:
     """None written: an earlier attempt has done it, and the count of then was checked then."""
     if written is None:
-        return SinkCount(sink.name, expected or 0, expected or 0, replayed=True)
-    return SinkCount(sink.name, written if expected is None else expected, written)
+        return SinkCount(sink, expected or 0, expected or 0, replayed=True)
+    return SinkCount(sink, written if expected is None else expected, written)
 
 
 _WRITERS = {"delta": _write_delta_rows, "parquet": _write_parquet, "topic": _write_topic, "console": _write_console}

@@ -1,0 +1,189 @@
+"""From topics to a topic: batches that are planned once, and carried by the driver while they are small.
+
+A batch of some hundred records costs Spark more to plan than to read. So where all that a pipeline writes is one topic,
+its steps are a part of the query itself, which Spark plans again much sooner than a query that is new to it; and what
+is judged comes to the driver, which has the writers open already and writes it. That holds for batches that are small
+for certain: the checkpoint says how many offsets they span, and large values are not brought along but counted. Every
+other batch takes the way of all pipelines, by the workers.
+
+Which way a batch takes is told by nothing that it leaves behind: writers and marks have the same names either way, so
+one that was cut off here may be repeated there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import functions as F
+
+from headrace.pipeline import dead_letters, sinks
+from headrace.pipeline.checkpoint import Checkpoint
+from headrace.pipeline.decode import Learnt
+from headrace.pipeline.kafka_sink import KafkaTarget, task_of, write_here
+from headrace.pipeline.ledger import BatchEntry, SinkCount
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql.streaming import StreamingQuery
+
+    from headrace.pipeline.declaration import Declaration, Sink
+    from headrace.pipeline.flow import Flow
+    from headrace.pipeline.run import Run
+
+# At most a hundred megabytes together.
+_SMALL_RECORDS = 5_000
+_SMALL_BYTES = 20_000
+
+
+def fits(declaration: Declaration, flow: Flow, checkpoint: str) -> bool:
+    """Whether the rows of the pipeline become records of one topic, by steps that a query can have in itself."""
+    alone = len(declaration.sinks) == 1 and declaration.sinks[0].kind == "topic"
+    plain = alone and declaration.sinks[0].format == "json" and declaration.sinks[0].aggregate is None
+    steps = declaration.select_step or declaration.where_step or declaration.decode.step
+    kept = declaration.deduplicate or declaration.watermark
+    return plain and not steps and not kept and isinstance(flow.decoder, Learnt) and "://" not in checkpoint
+
+
+class Relay:
+    """The batches of one query."""
+
+    def __init__(self, run: Run) -> None:
+        (self.sink,) = run.declaration.sinks
+        self.run = run
+        self.checkpoint = Checkpoint(run.folder.checkpoint(run.declaration))
+        self._columns: list[Column] | None = None
+        #: What was counted of batches whose count by Spark is not known yet.
+        self._unconfirmed: dict[int, int] = {}
+
+    def start(self, stream: DataFrame) -> StreamingQuery:
+        rows = self.run.flow.sort_out(stream)
+        return self.run.start_writer(rows.writeStream.foreachBatch(self._take))
+
+    def confirm(self, query: StreamingQuery) -> None:
+        """What Spark's source delivered is entered for the batches that it has told of since."""
+        waiting = {number: self._unconfirmed[number] for number in list(self._unconfirmed)}
+        for progress in reversed(query._jsq.recentProgress() if waiting else ()):
+            number = int(progress.batchId())
+            if number < min(waiting):
+                break
+            if number in waiting:
+                del self._unconfirmed[number]
+                if (delivered := int(progress.numInputRows())) != waiting[number]:
+                    self.run.ledger.correct(self.run.epoch, number, delivered)
+
+    def _take(self, rows: DataFrame, number: int) -> None:
+        self.run.take(rows, number, self._process)
+
+    def _process(self, rows: DataFrame, batch: sinks.Batch) -> BatchEntry:
+        spanned = self.checkpoint.plan(batch.number).records
+        if spanned is not None and spanned <= _SMALL_RECORDS:
+            entry = self._carried(rows, batch)
+            if entry is not None:
+                return entry
+        return self._by_workers(rows, batch)
+
+    def _by_workers(self, rows: DataFrame, batch: sinks.Batch) -> BatchEntry:
+        delivered = Observation()
+        kept = rows.observe(delivered, F.count(F.lit(1)).alias("rows")).persist()
+        try:
+            entry = self.run.count(kept, batch)
+            entry.delivered = int(delivered.get["rows"])
+            self.run.finish(kept, entry, batch)
+        finally:
+            kept.unpersist()
+        return entry
+
+    def _carried(self, rows: DataFrame, batch: sinks.Batch) -> BatchEntry | None:
+        """The batch was written from here; None if it is none for the driver."""
+        table = rows.select(*self._sent()).toArrow()
+        entry = self.run.account(_groups(table), batch)
+        entry.delivered = table.num_rows
+        self.run.object_to(entry)
+        letters = entry.total("dead")
+        place = self.run.dead_letters
+        if _any(table, "_large") or (letters and place.kind != "topic"):
+            return None
+        expected = None if self.sink.where else entry.total("written")
+        entry.sinks.append(self._written(table, "good", batch, self.sink.target, self.sink.name, expected))
+        if letters:
+            entry.sinks.append(self._written(table, "dead", batch, place.target, "dead letters", letters))
+        self._unconfirmed[batch.number] = entry.delivered
+        return entry
+
+    def _written(
+        self, table: pyarrow.Table, which: str, batch: sinks.Batch, topic: str, name: str, expected: int | None
+    ) -> SinkCount:
+        import pyarrow.compute as pc
+
+        target = KafkaTarget(
+            batch.connection, batch.writer_of(topic), batch.number, tasks=batch.tasks, replaying=batch.replaying
+        )
+        made = write_here(table.filter(pc.equal(table["_which"], which)), target)
+        return sinks.took(name, None if made.replayed else made.records, expected)
+
+    def _sent(self) -> list[Column]:
+        """What a row becomes and what is counted of it; made once, because each part is a call to the JVM."""
+        if self._columns is None:
+            self._columns = _columns(self.run, self.sink)
+        return self._columns
+
+
+def _columns(run: Run, sink: Sink) -> list[Column]:
+    good, dead = wanted(sink), F.col("_outcome") == "dead"
+    record = outgoing(run, sink, F.lit(None).cast(dead_letters.HEADERS))
+    bulk = sum((F.coalesce(F.length(record[part]), F.lit(0)) for part in ("key", "value")), _bytes_of_headers())
+    large = (good | dead) & (bulk > _SMALL_BYTES)
+    return [
+        *[F.col(name) for name in ("_topic", "_partition", "_offset", "_outcome", "_rule")],
+        F.greatest(F.size("_warnings"), F.lit(0)).alias("_warned"),
+        F.when(good, "good").when(dead, "dead").alias("_which"),
+        task_of(run.tasks).alias("_task"),
+        large.alias("_large"),
+        *[F.when(~large, column).alias(name) for name, column in record.items()],
+    ]
+
+
+def _bytes_of_headers() -> Column:
+    each = "length(h.key) + coalesce(length(h.value), 0)"
+    return F.expr(f"coalesce(aggregate(_headers, 0, (sum, h) -> sum + {each}), 0)")
+
+
+def wanted(sink: Sink) -> Column:
+    """Whether the row goes to the sink."""
+    good = F.col("_outcome") == "written"
+    return good & F.coalesce(F.expr(sink.where), F.lit(False)) if sink.where else good
+
+
+def outgoing(run: Run, sink: Sink, headers: Column) -> dict[str, Column]:
+    """The record that a sorted-out row becomes: the sink's, with those headers, or the dead letters'."""
+    good = wanted(sink)
+    columns = {name: F.expr(text) for name, text in sink.select.items()} or {
+        name: F.col(f"`{name}`") for name in run.flow.columns.names
+    }
+    key = columns[sink.key].cast("string").cast("binary") if sink.key else F.lit(None).cast("binary")
+    value = F.to_json(F.struct(*[column.alias(name) for name, column in columns.items()])).cast("binary")
+    letter = dead_letters.letter_headers(run.declaration.name, run.name)
+    return {
+        "topic": F.when(good, sink.target).otherwise(run.dead_letters.target),
+        "key": F.when(good, key).otherwise(F.col("_key")),
+        "value": F.when(good, value).otherwise(F.col("_value")),
+        "headers": F.when(good, headers).otherwise(letter),
+    }
+
+
+def _groups(table: pyarrow.Table) -> Iterator[dict[str, Any]]:
+    """As `Run.count` has them from Spark."""
+    grouped = table.group_by(["_topic", "_partition", "_outcome", "_rule"]).aggregate(
+        [("_offset", "count"), ("_offset", "min"), ("_offset", "max"), ("_warned", "sum")]
+    )
+    names = {"_offset_count": "records", "_offset_min": "first", "_offset_max": "last", "_warned_sum": "warnings"}
+    for row in grouped.to_pylist():
+        yield {names.get(name, name): value for name, value in row.items()}
+
+
+def _any(table: pyarrow.Table, column: str) -> bool:
+    import pyarrow.compute as pc
+
+    return bool(pc.any(table[column]).as_py())

@@ -1,0 +1,171 @@
+"""Topic to topic: a small batch is written by the driver, another one by the workers, and nobody can tell which."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.errors import Failed
+from headrace.pipeline import relay
+from headrace.pipeline.flow import Flow
+from headrace.pipeline.kafka_sink import write_here
+from headrace.pipeline.ledger import Ledger
+from headrace.transport.consume import consume
+from tests.spark.pipelines import Workshop, send, totals
+
+Topic = Callable[..., str]
+
+_COPY = """
+[pipelines.<name>]
+from         = "<source>"
+decode       = { json = "id long, amount int, text string" }
+where        = "amount != 0"
+dead_letters = <letters>
+[pipelines.<name>.select]
+id     = "id"
+half   = "amount / 2"
+text   = "text"
+[pipelines.<name>.expect]
+"is positive" = "amount > 0"
+"is round"    = { rule = "amount % 10 = 0", action = "warn" }
+[[pipelines.<name>.into]]
+topic  = "<target>"
+key    = "name"
+select = { name = "concat('n', id)", half = "half", text = "text" }
+where  = "id != 13"
+"""
+
+
+class _Carried(list[int]):
+    """The sizes of what the driver wrote."""
+
+
+@pytest.fixture
+def carried(monkeypatch: pytest.MonkeyPatch) -> _Carried:
+    seen = _Carried()
+
+    def spy(table: Any, target: Any) -> Any:
+        seen.append(table.num_rows)
+        return write_here(table, target)
+
+    monkeypatch.setattr("headrace.pipeline.relay.write_here", spy)
+    return seen
+
+
+def _records(count: int = 60) -> list[Any]:
+    rows = [{"id": n, "amount": n % 9, "text": "ü" * n} for n in range(count)]
+    return [*rows, {"id": 1, "amount": -5}, b"{torn", None, b'{"id": 9.5}']
+
+
+def _declared(shop: Workshop, topic: Topic, letters: str = '"{dead}"', name: str = "p") -> tuple[str, str, str]:
+    source, target, dead = topic(partitions=3), topic(), topic()
+    shop.declare(_COPY, source=source, target=target, name=name, letters=letters.replace("{dead}", dead))
+    return source, target, dead
+
+
+def _read(shop: Workshop, topic: str) -> Counter[tuple[Any, ...]]:
+    """Everything of each record but its offset and what names the run."""
+    return Counter(
+        (record.key, record.value, *(pair for pair in record.headers if pair[0] not in _OF_THE_RUN))
+        for record in consume(shop.connection, topic)
+    )
+
+
+_OF_THE_RUN = {
+    "headrace.run",
+    "headrace.pipeline",
+    "headrace.topic",
+    "headrace.offset",
+    "headrace.partition",
+    "headrace.timestamp",
+}
+
+
+def test_both_ways_write_the_same(
+    shop: Workshop, headrace_topic: Topic, carried: _Carried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for name, small in (("p", relay._SMALL_RECORDS), ("q", 0)):
+        monkeypatch.setattr(relay, "_SMALL_RECORDS", small)
+        source, target, dead = _declared(shop, headrace_topic, name=name)
+        send(shop.cluster, source, _records())
+        report = shop.run(name)
+        by_rule = sorted(shop.pipeline(name).ledger.by_rule(report.run.run))
+        found.append((totals(report), report.run.warnings, by_rule, _read(shop, target), _read(shop, dead)))
+    here, by_workers = found
+    assert here == by_workers
+    assert carried == [52, 4]
+    assert here[0] == {"written": 53, "dead": 4, "filtered": 7}
+    assert sum(here[3].values()) == 52
+    assert here[3][b"n3", '{"name":"n3","half":1.5,"text":"üüü"}'.encode()] == 1
+
+
+def test_a_large_value_goes_by_the_workers(shop: Workshop, headrace_topic: Topic, carried: _Carried) -> None:
+    source, target, _ = _declared(shop, headrace_topic)
+    send(shop.cluster, source, [{"id": 1, "amount": 2, "text": "x" * 30_000}, {"id": 2, "amount": 2}])
+    assert totals(shop.run()) == {"written": 2}
+    assert carried == []
+    assert sorted(len(record.value or b"") > 30_000 for record in consume(shop.connection, target)) == [False, True]
+
+
+def test_letters_for_a_table_go_by_the_workers(shop: Workshop, headrace_topic: Topic, carried: _Carried) -> None:
+    source, target, _ = _declared(shop, headrace_topic, '{ table = "letters" }')
+    send(shop.cluster, source, [{"id": 1, "amount": 2}])
+    assert totals(shop.run()) == {"written": 1}
+    assert carried == [1]
+    send(shop.cluster, source, [{"id": 2, "amount": 2}, b"{torn"])
+    assert totals(shop.run()) == {"written": 1, "dead": 1}
+    assert carried == [1]
+    assert [bytes(row["value"]) for row in shop.rows("letters")] == [b"{torn"]
+    assert sum(_read(shop, target).values()) == 2
+
+
+@pytest.mark.parametrize("repeated_by", ["the driver", "workers"])
+def test_a_batch_that_was_cut_off_is_there_once(
+    shop: Workshop, headrace_topic: Topic, carried: _Carried, monkeypatch: pytest.MonkeyPatch, repeated_by: str
+) -> None:
+    source, target, dead = _declared(shop, headrace_topic)
+    send(shop.cluster, source, _records())
+
+    def cut_off(*_: Any) -> None:
+        raise OSError("cut off between the sink and the ledger")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "enter", cut_off)
+        with pytest.raises(Failed, match="cut off"):
+            shop.run()
+    assert carried == [52, 4]
+    if repeated_by == "workers":
+        monkeypatch.setattr(relay, "_SMALL_RECORDS", 0)
+    assert totals(shop.run()) == {"written": 53, "dead": 4, "filtered": 7}
+    send(shop.cluster, source, [{"id": 100, "amount": 2}])
+    assert totals(shop.run()) == {"written": 1}
+    assert set(_read(shop, target).values()) == {1}
+    assert sum(_read(shop, target).values()) == 53
+    assert sum(_read(shop, dead).values()) == 4
+
+
+def test_a_row_that_is_lost_on_the_way_makes_the_run_red(
+    shop: Workshop, headrace_topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, *_ = _declared(shop, headrace_topic)
+    send(shop.cluster, source, _records())
+    whole = Flow.sort_out
+    monkeypatch.setattr(Flow, "sort_out", lambda flow, raw: whole(flow, raw).where("_offset != 3"))
+    with pytest.raises(Failed, match="does not balance"):
+        shop.run()
+
+
+def test_a_rule_that_fails_keeps_everything_back(shop: Workshop, headrace_topic: Topic, carried: _Carried) -> None:
+    source, target, _ = _declared(shop, headrace_topic)
+    rule = '"is positive" = '
+    text = shop.file.read_text().replace(f'{rule}"amount > 0"', f'{rule}{{ rule = "amount > 0", action = "fail" }}')
+    shop.file.write_text(text)
+    send(shop.cluster, source, _records())
+    with pytest.raises(Failed, match="expectation 'is positive' does not hold"):
+        shop.run()
+    assert carried == []
+    assert not _read(shop, target)
