@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from headrace.pipeline import dead_letters, sinks
 from headrace.pipeline.checkpoint import Checkpoint
 from headrace.pipeline.decode import Learnt
-from headrace.pipeline.kafka_sink import KafkaTarget, task_of, write_here
+from headrace.pipeline.kafka_sink import KafkaTarget, SinkResult, task_of, write_exactly_once, write_here
 from headrace.pipeline.ledger import BatchEntry, SinkCount
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 # At most a hundred megabytes together.
 _SMALL_RECORDS = 5_000
 _SMALL_BYTES = 20_000
+_PARTS = ("topic", "key", "value", "headers")
+_COUNTED = ("_topic", "_partition", "_offset", "_outcome", "_rule", "_warned")
 
 
 def fits(declaration: Declaration, flow: Flow, checkpoint: str) -> bool:
@@ -53,13 +55,15 @@ class Relay:
         (self.sink,) = run.declaration.sinks
         self.run = run
         self.checkpoint = Checkpoint(run.folder.checkpoint(run.declaration))
-        self._columns: list[Column] | None = None
+        # Made once, because each part of an expression is a call to the JVM.
+        self._brought = [*_COUNTED, "_which", "_task", "_large", *[_unless_large(part) for part in _PARTS]]
         #: What was counted of batches whose count by Spark is not known yet.
         self._unconfirmed: dict[int, int] = {}
 
     def start(self, stream: DataFrame) -> StreamingQuery:
         rows = self.run.flow.sort_out(stream)
-        return self.run.start_writer(rows.writeStream.foreachBatch(self._take))
+        sent = rows.select("*", *_columns(self.run, self.sink)).withColumn("_large", _is_large())
+        return self.run.start_writer(sent.writeStream.foreachBatch(self._take))
 
     def confirm(self, query: StreamingQuery) -> None:
         """What Spark's source delivered is entered for the batches that it has told of since."""
@@ -84,70 +88,75 @@ class Relay:
                 return entry
         return self._by_workers(rows, batch)
 
+    def _carried(self, rows: DataFrame, batch: sinks.Batch) -> BatchEntry | None:
+        """The batch was written from here; None if it is none for the driver."""
+        import pyarrow.compute as pc
+
+        table = rows.select(*self._brought).toArrow()
+        entry = self.run.account(_groups(table), batch)
+        entry.delivered = table.num_rows
+        self.run.object_to(entry)
+        letters, place = entry.total("dead"), self.run.dead_letters
+        if pc.any(table["_large"]).as_py() or (letters and place.kind != "topic"):
+            return None
+        good, dead = (table.filter(pc.equal(table["_which"], which)) for which in ("good", "dead"))
+        if good.num_rows:
+            entry.sinks.append(self._took(write_here(good, self._target(batch)), entry))
+        if letters:
+            made = write_here(dead, self._target(batch, place.target))
+            entry.sinks.append(sinks.took("dead letters", None if made.replayed else made.records, letters))
+        self._unconfirmed[batch.number] = entry.delivered
+        return entry
+
     def _by_workers(self, rows: DataFrame, batch: sinks.Batch) -> BatchEntry:
         delivered = Observation()
         kept = rows.observe(delivered, F.count(F.lit(1)).alias("rows")).persist()
         try:
             entry = self.run.count(kept, batch)
             entry.delivered = int(delivered.get["rows"])
-            self.run.finish(kept, entry, batch)
+            self.run.object_to(entry)
+            records = kept.where("_which = 'good'").select(
+                "_topic", "_partition", "_offset", *[F.col(f"_out_{part}").alias(part) for part in _PARTS]
+            )
+            if entry.total("written"):
+                entry.sinks.append(self._took(write_exactly_once(records, self._target(batch)), entry))
+            entry.sinks += self.run.bury(kept, entry.total("dead"), batch)
         finally:
             kept.unpersist()
         return entry
 
-    def _carried(self, rows: DataFrame, batch: sinks.Batch) -> BatchEntry | None:
-        """The batch was written from here; None if it is none for the driver."""
-        table = rows.select(*self._sent()).toArrow()
-        entry = self.run.account(_groups(table), batch)
-        entry.delivered = table.num_rows
-        self.run.object_to(entry)
-        letters = entry.total("dead")
-        place = self.run.dead_letters
-        if _any(table, "_large") or (letters and place.kind != "topic"):
-            return None
+    def _target(self, batch: sinks.Batch, topic: str | None = None) -> KafkaTarget:
+        return KafkaTarget(
+            batch.connection, batch.writer_of(topic or self.sink.target), batch.number, tasks=batch.tasks,
+            replaying=batch.replaying,
+        )  # fmt: skip
+
+    def _took(self, made: SinkResult, entry: BatchEntry) -> SinkCount:
         expected = None if self.sink.where else entry.total("written")
-        entry.sinks.append(self._written(table, "good", batch, self.sink.target, self.sink.name, expected))
-        if letters:
-            entry.sinks.append(self._written(table, "dead", batch, place.target, "dead letters", letters))
-        self._unconfirmed[batch.number] = entry.delivered
-        return entry
-
-    def _written(
-        self, table: pyarrow.Table, which: str, batch: sinks.Batch, topic: str, name: str, expected: int | None
-    ) -> SinkCount:
-        import pyarrow.compute as pc
-
-        target = KafkaTarget(
-            batch.connection, batch.writer_of(topic), batch.number, tasks=batch.tasks, replaying=batch.replaying
-        )
-        made = write_here(table.filter(pc.equal(table["_which"], which)), target)
-        return sinks.took(name, None if made.replayed else made.records, expected)
-
-    def _sent(self) -> list[Column]:
-        """What a row becomes and what is counted of it; made once, because each part is a call to the JVM."""
-        if self._columns is None:
-            self._columns = _columns(self.run, self.sink)
-        return self._columns
+        return sinks.took(self.sink.name, None if made.replayed else made.records, expected)
 
 
 def _columns(run: Run, sink: Sink) -> list[Column]:
+    """What a row becomes, beside what it is."""
     good, dead = wanted(sink), F.col("_outcome") == "dead"
     record = outgoing(run, sink, F.lit(None).cast(dead_letters.HEADERS))
-    bulk = sum((F.coalesce(F.length(record[part]), F.lit(0)) for part in ("key", "value")), _bytes_of_headers())
-    large = (good | dead) & (bulk > _SMALL_BYTES)
     return [
-        *[F.col(name) for name in ("_topic", "_partition", "_offset", "_outcome", "_rule")],
         F.greatest(F.size("_warnings"), F.lit(0)).alias("_warned"),
         F.when(good, "good").when(dead, "dead").alias("_which"),
         task_of(run.tasks).alias("_task"),
-        large.alias("_large"),
-        *[F.when(~large, column).alias(name) for name, column in record.items()],
+        *[record[part].alias(f"_out_{part}") for part in _PARTS],
     ]
 
 
-def _bytes_of_headers() -> Column:
-    each = "length(h.key) + coalesce(length(h.value), 0)"
-    return F.expr(f"coalesce(aggregate(_headers, 0, (sum, h) -> sum + {each}), 0)")
+def _unless_large(part: str) -> Column:
+    return F.when(~F.col("_large"), F.col(f"_out_{part}")).alias(part)
+
+
+def _is_large() -> Column:
+    headers = "aggregate(_headers, 0, (sum, h) -> sum + length(h.key) + coalesce(length(h.value), 0))"
+    sizes = ("length(_out_key)", "length(_out_value)", headers)
+    bulk = " + ".join(f"coalesce({size}, 0)" for size in sizes)
+    return F.expr(f"_which is not null and {bulk} > {_SMALL_BYTES}")
 
 
 def wanted(sink: Sink) -> Column:
@@ -181,9 +190,3 @@ def _groups(table: pyarrow.Table) -> Iterator[dict[str, Any]]:
     names = {"_offset_count": "records", "_offset_min": "first", "_offset_max": "last", "_warned_sum": "warnings"}
     for row in grouped.to_pylist():
         yield {names.get(name, name): value for name, value in row.items()}
-
-
-def _any(table: pyarrow.Table, column: str) -> bool:
-    import pyarrow.compute as pc
-
-    return bool(pc.any(table[column]).as_py())

@@ -347,7 +347,7 @@ class Run:
         """Sinks and dead letters have their rows, side by side: each waits for the driver and for disks meanwhile."""
         self.object_to(entry)
         batch.written = entry.total("written")
-        buried = self._aside.submit(self._bury, kept, entry.total("dead") + entry.total("late"), batch)
+        buried = self._aside.submit(self.bury, kept, entry.total("dead") + entry.total("late"), batch)
         try:
             if batch.written:
                 rows = kept.where("_outcome = 'written'")
@@ -410,7 +410,7 @@ class Run:
                 hint='mend the data or the rule; action = "dead" would set such records aside and go on',
             )
 
-    def _bury(self, kept: DataFrame, expected: int, batch: sinks.Batch) -> list[SinkCount]:
+    def bury(self, kept: DataFrame, expected: int, batch: sinks.Batch) -> list[SinkCount]:
         """Dead and late records are where they can be found again."""
         if not expected:
             return []
