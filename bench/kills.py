@@ -1,12 +1,13 @@
 """A pipeline whose driver is killed at random moments: every sink must hold each row once.
 
-    python -m bench.kills [--kills 20] [--batch 300] [--seed 1]
+    python -m bench.kills [--kills 20] [--batch 300] [--seed 1] [--topic-alone]
 
 One pipeline reads a topic into all kinds of sink at once: a Delta table, Parquet files, a topic, an aggregate and the
-dead letters. `headrace pipeline run` is started as a user would; some time after it began to work it gets SIGKILL, is
-started again, and so on. There is always something left to read when it is killed. At the end it runs undisturbed, and
-what lies in the sinks is compared with what was produced, which no kill can have touched. Ends with 1 if a row is
-missing, doubled or changed, or if the ledger does not balance.
+dead letters; or into a topic alone, with its dead letters in another, which goes another way. `headrace pipeline run`
+is started as a user would; some time after it began to work it gets SIGKILL, is started again, and so on. There is
+always something left to read when it is killed. At the end it runs undisturbed, and what lies in the sinks is compared
+with what was produced, which no kill can have touched. Ends with 1 if a row is missing, doubled or changed, or if the
+ledger does not balance.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ from = "orders"
 decode = { json = "id int, shop string, amount int" }
 expect = { "is positive" = "amount > 0" }
 max_records_per_batch = <batch>
+"""
+_TOPIC_ALONE = """
+dead_letters = "orders.dead"
+into = { topic = "copies", key = "shop" }
+"""
+_EVERY_SINK = """
 [[pipelines.p.into]]
 delta = "delta"
 [[pipelines.p.into]]
@@ -60,15 +67,17 @@ _AHEAD = 4
 class Drill:
     """The pipeline in its folder, what was produced for it, and the kills."""
 
-    def __init__(self, folder: Path, cluster: Cluster, batch: int, seed: int) -> None:
+    def __init__(self, folder: Path, cluster: Cluster, batch: int, seed: int, *, topic_alone: bool) -> None:
         self.folder = folder
         self.cluster = cluster
         self.batch = batch
+        self.topic_alone = topic_alone
         self.chance = random.Random(seed)
         self.orders: list[dict[str, Any]] = []
         #: How long the first batch of a run takes on this machine; the first kill waits for it.
         self.first_batch_s = 0.0
-        (folder / "headrace.toml").write_text(_PIPELINE.replace("<batch>", str(batch)), encoding="utf-8")
+        text = _PIPELINE.replace("<batch>", str(batch)) + (_TOPIC_ALONE if topic_alone else _EVERY_SINK)
+        (folder / "headrace.toml").write_text(text, encoding="utf-8")
         self.pipeline = Pipeline.from_file(folder, "p", Home(folder / ".headrace"))
 
     def produce(self, count: int) -> None:
@@ -126,24 +135,39 @@ class Drill:
         """What a sink holds that it should not, or lacks."""
         good = [order for order in self.orders if order["amount"] > 0]
         rows = Counter((order["id"], order["shop"], order["amount"]) for order in good)
-        shops = Counter(order["shop"] for order in good)
-        sums = Counter({shop: sum(o["amount"] for o in good if o["shop"] == shop) for shop in shops})
+        dead = Counter(order["id"] for order in self.orders if order["amount"] < 0)
         copies = Counter(_row(json.loads(record.value or b"{}")) for record in consume(self.cluster, "copies"))
-        dead = Counter(json.loads(row["value"])["id"] for row in self._rows(self.pipeline.folder.root / "dead_letters"))
-        found = {
-            "delta": (Counter(map(_row, self._rows(self.folder / "delta"))), rows),
-            "parquet": (Counter(map(_row, self._rows(self.folder / "parquet"))), rows),
+        found: dict[str, tuple[Counter[Any], Counter[Any]]] = {
             "topic": (copies, rows),
-            "dead letters": (dead, Counter(order["id"] for order in self.orders if order["amount"] < 0)),
-            "orders of a shop": (Counter({r["shop"]: r["orders"] for r in self._rows(self.folder / "shops")}), shops),
-            "total of a shop": (Counter({r["shop"]: r["total"] for r in self._rows(self.folder / "shops")}), sums),
+            "dead letters": (Counter(self._letters()), dead),
         }
+        if not self.topic_alone:
+            found |= self._tables(good, rows)
         for name, (held, wanted) in found.items():
             if held != wanted:
                 yield f"{name}: {(wanted - held).total():,} missing, {(held - wanted).total():,} too many"
         runs = self.pipeline.ledger.runs()
         if not all(line.balanced for line in runs) or self.read != len(self.orders):
             yield f"the ledger has {self.read:,} of {len(self.orders):,} records"
+
+    def _tables(self, good: list[dict[str, Any]], rows: Counter[Any]) -> dict[str, tuple[Counter[Any], Counter[Any]]]:
+        shops = Counter(order["shop"] for order in good)
+        sums = Counter({shop: sum(o["amount"] for o in good if o["shop"] == shop) for shop in shops})
+        return {
+            "delta": (Counter(map(_row, self._rows(self.folder / "delta"))), rows),
+            "parquet": (Counter(map(_row, self._rows(self.folder / "parquet"))), rows),
+            "orders of a shop": (Counter({r["shop"]: r["orders"] for r in self._rows(self.folder / "shops")}), shops),
+            "total of a shop": (Counter({r["shop"]: r["total"] for r in self._rows(self.folder / "shops")}), sums),
+        }
+
+    def _letters(self) -> Iterator[int]:
+        """The ids of the orders among the dead letters."""
+        if self.topic_alone:
+            values = (record.value or b"{}" for record in consume(self.cluster, "orders.dead"))
+        else:
+            values = (row["value"] for row in self._rows(self.pipeline.folder.root / "dead_letters"))
+        for value in values:
+            yield json.loads(value)["id"]
 
     def _rows(self, table: Path) -> Iterator[dict[str, Any]]:
         for batch in read_table(table).batches(Query()):
@@ -159,9 +183,10 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--batch", type=int, default=300, help="records in a batch")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--topic-alone", action="store_true", help="no sink but a topic")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, Cluster(Path(name) / "kafka", brokers=1) as cluster:
-        drill = Drill(Path(name), cluster, given.batch, given.seed)
+        drill = Drill(Path(name), cluster, given.batch, given.seed, topic_alone=given.topic_alone)
         for number in range(1, given.kills + 1):
             alive_s = drill.kill()
             print(
