@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from headrace.cluster.ports import is_free
 from headrace.home import read_json, write_json
 from headrace.runtime.jars import JarCache, default_cache
 from headrace.runtime.java import find_java
-from headrace.runtime.process import MARKER
+from headrace.runtime.process import MARKER, Supervised
 from headrace.runtime.waiting import eventually
 from tests.conftest import Headrace, processes_of
 from tests.records import read, write
@@ -299,6 +300,22 @@ def shared_jars(cache: Path) -> Path:
         (cache / "jars" / jar.name).symlink_to(jar)
     shutil.copy(default_cache() / "jars" / "verified.json", cache / "jars")
     return cache
+
+
+def test_down_ends_the_background_driver_and_leaves_a_run_in_the_foreground(run: Headrace, home: Path) -> None:
+    spark, driver = (Supervised(home / name) for name in ("spark", "driver"))
+    for process in (spark, driver):
+        process.folder.mkdir(parents=True)
+        sleeping = [sys.executable, "-c", "import time; time.sleep(100)", process.marker]
+        process.spawn(sleeping, output=process.folder / "log", environment={})
+    try:
+        done = run("down", home=home)
+        assert done.code == 0
+        assert "ending the pipelines in the background" in done.err
+        assert driver.find() is None
+        assert spark.find() is not None, "it is for the run to end its JVM; it waits for brokers that come back"
+    finally:
+        spark.kill()
 
 
 def test_a_home_may_have_any_letters(run: Headrace, make_home: MakeHome) -> None:

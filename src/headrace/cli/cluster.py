@@ -91,14 +91,22 @@ def up(app: App, /, kafka: dict[str, str], **flags: Any) -> None:
 def down(app: App, wipe: bool, yes: bool) -> None:
     """Stop every process of the cluster. The data stay, unless --wipe.
 
+    Pipelines in the background end before it, each after its batch; one in the foreground waits for the next `up`.
+
     \b
     headrace down
     headrace down --wipe --yes
     """
+    from headrace.pipeline.driver import Driver
+
     cluster = app.cluster()
     removed = cluster.wipeable() if wipe else []
     if removed:
         app.confirm([f"{path}  {size(count)}" for path, count in removed], yes=yes, verb="remove")
+    driver = Driver(cluster.home)
+    if driver.process.find() is not None:
+        app.say("· ending the pipelines in the background, each after its batch")
+        driver.end()
     cluster.down(wipe=wipe)
     app.say("removed: nothing of the cluster is left" if removed else "down: no process of the cluster is left")
 

@@ -20,8 +20,6 @@ from headrace.cli.output import counted, print_table, say
 from headrace.errors import Failed
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from headrace.cluster import Cluster
     from headrace.pipeline.pipeline import Pipeline
     from headrace.transport.produce import ProduceReport
@@ -191,7 +189,7 @@ def _example(cluster: Cluster, folder: Path, name: str) -> Pipeline:
     return Pipeline.from_file(folder / name, name, cluster.home)
 
 
-def _show_run(app: App, cluster: Cluster, pipeline: Pipeline, spark: SparkSession, heading: str) -> None:
+def _show_run(app: App, cluster: Cluster, pipeline: Pipeline, spark: Any, heading: str) -> None:
     """Every record of the topic goes through the pipeline, shown while it runs; then what became of each."""
     from headrace.cli.display import Display
     from headrace.cli.pipeline import LEDGER, ledger_cells

@@ -217,8 +217,8 @@ class Cluster:
                 self._stop_all(self._brokers(existing), patience_s=_DOWN_PATIENCE_S)
             self._end_strays()
             # What else has a record: the archive's builder, and all nodes of a home whose plan is lost.
-            for record in self.home.root.glob("*/process.json"):
-                left = Supervised(record.parent)
+            for folder in self._folders():
+                left = Supervised(folder)
                 left.kill()
                 left.forget()
             if wipe:
@@ -226,10 +226,11 @@ class Cluster:
 
     def wipeable(self) -> list[tuple[Path, int]]:
         """What `down(wipe=True)` removes, with its size in bytes. Only what headrace made is in it."""
-        made = [*self.home.root.glob("broker-*"), *self.home.root.glob("controller-*")]
-        made += [self.home.root / name for name in (*KINDS, "registry-front", "archive", "archive-connect")]
-        made += [self.home.cluster_file, self.home.root / "lock"]
+        made = [*self._folders(), self.home.cluster_file, self.home.root / "lock"]
         return [(p, size_bytes(p) if p.is_dir() else p.stat().st_size) for p in sorted(made) if p.exists()]
+
+    def _folders(self) -> list[Path]:
+        return [folder for folder in sorted(self.home.root.iterdir()) if folder.is_dir() and _is_of_cluster(folder)]
 
     # -- one node -----------------------------------------------------------------------------------------------
 
@@ -543,7 +544,7 @@ class Cluster:
     def _end_strays(self) -> None:
         """Processes of this home that no record knows (a command was killed between start and record) are ended."""
         for process, folder in strays():
-            if folder.parent != self.home.root:
+            if folder.parent != self.home.root or not _is_of_cluster(folder):
                 continue
             try:
                 process.kill()
@@ -569,6 +570,12 @@ class Cluster:
         ports.release(self.home, _cache(self.config))
         if not any(self.home.root.iterdir()):
             self.home.root.rmdir()
+
+
+def _is_of_cluster(folder: Path) -> bool:
+    """Spark's JVM of a pipeline has a folder in the home too; it waits for brokers that are gone."""
+    services = {*KINDS, "registry-front", "archive", "archive-connect"}
+    return folder.name in services or folder.name.startswith(("broker-", "controller-"))
 
 
 def _cache(config: Config) -> Path:
