@@ -13,6 +13,8 @@ from headrace.pipeline import relay
 from headrace.pipeline.flow import Flow
 from headrace.pipeline.kafka_sink import write_here
 from headrace.pipeline.ledger import Ledger
+from headrace.pipeline.run import Run
+from headrace.runtime.waiting import eventually
 from headrace.transport.consume import consume
 from tests.spark.pipelines import Workshop, send, totals
 
@@ -146,6 +148,30 @@ def test_a_batch_that_was_cut_off_is_there_once(
     assert set(_read(shop, target).values()) == {1}
     assert sum(_read(shop, target).values()) == 53
     assert sum(_read(shop, dead).values()) == 4
+
+
+def test_batches_are_confirmed_while_little_comes(shop: Workshop, headrace_topic: Topic, carried: _Carried) -> None:
+    source, target, _ = _declared(shop, headrace_topic)
+    text = shop.file.read_text().replace("dead_letters", 'trigger = "0 seconds"\ndead_letters')
+    shop.file.write_text(f'{text}[pipelines.p.spark]\n"spark.sql.streaming.noDataProgressEventInterval" = "50"\n')
+    run = shop.pipeline().begin(shop.spark, shop.cluster)
+    try:
+        for number in range(1, 4):
+            send(shop.cluster, source, [{"id": number, "amount": 1}])
+            _wait_until_confirmed(run, number)
+    finally:
+        run.stop()
+    run.wait()
+    assert run.ledger.run(run.name).balanced
+    assert carried == [1, 1, 1]
+    assert sum(_read(shop, target).values()) == 3
+
+
+def _wait_until_confirmed(run: Run, read: int) -> None:
+    """So many records were read; Spark has told that nothing came since, and what it told before was compared."""
+    eventually(lambda: sum(line.read for line in run.ledger.runs()) == read, 60)
+    eventually(lambda: run.query and run.query.lastProgress and not run.query.lastProgress["numInputRows"], 60)
+    eventually(lambda: run._relay is not None and not run._relay._unconfirmed, 60)
 
 
 def test_a_row_that_is_lost_on_the_way_makes_the_run_red(

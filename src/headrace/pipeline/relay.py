@@ -67,14 +67,15 @@ class Relay:
 
     def confirm(self, query: StreamingQuery) -> None:
         """What Spark's source delivered is entered for the batches that it has told of since."""
-        waiting = {number: self._unconfirmed[number] for number in list(self._unconfirmed)}
+        waiting = dict(self._unconfirmed)
         for progress in reversed(query._jsq.recentProgress() if waiting else ()):
-            number = int(progress.batchId())
-            if number < min(waiting):
+            number, delivered = int(progress.batchId()), int(progress.numInputRows())
+            if not waiting or number < min(waiting):
                 break
-            if number in waiting:
+            # While nothing comes, Spark tells of the next batch that it has no rows.
+            if delivered and number in waiting:
                 del self._unconfirmed[number]
-                if (delivered := int(progress.numInputRows())) != waiting[number]:
+                if delivered != waiting.pop(number):
                     self.run.ledger.correct(self.run.epoch, number, delivered)
 
     def _take(self, rows: DataFrame, number: int) -> None:
