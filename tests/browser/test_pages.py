@@ -329,9 +329,12 @@ def test_a_broker_is_killed_turns_red_and_comes_back(
     expect(broker).to_have_text("down")
     expect(broker).to_have_attribute("data-state", "bad")
     expect(page.locator(".bar .state")).to_have_text("degraded")
+    # A process is seen to be dead before the cluster has missed it.
+    eventually(lambda: console.get("/api/overview")["snapshot"]["totals"]["under_replicated"], 60)
     line.get_by_role("button", name="start").click()
     asked.get_by_role("button", name="Start").click()
-    expect(line.locator(".state")).to_have_text("running", timeout=60_000)
+    expect(page.get_by_text("broker-2: start is done")).to_be_visible(timeout=60_000)
+    expect(line.locator(".state")).to_have_text("running")
     expect(broker).to_have_text("up")
     eventually(lambda: not console.get("/api/overview")["snapshot"]["totals"]["under_replicated"], 60)
     expect(page.locator(".bar .state")).to_have_text("healthy")

@@ -230,7 +230,7 @@ class Cluster:
         return [(p, size_bytes(p) if p.is_dir() else p.stat().st_size) for p in sorted(made) if p.exists()]
 
     def _folders(self) -> list[Path]:
-        return [folder for folder in sorted(self.home.root.iterdir()) if folder.is_dir() and _is_of_cluster(folder)]
+        return sorted(folder for folder in self.home.root.glob("*") if folder.is_dir() and _is_of_cluster(folder))
 
     # -- one node -----------------------------------------------------------------------------------------------
 
