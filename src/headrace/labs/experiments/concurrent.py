@@ -11,6 +11,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
+from math import inf
+from statistics import median
 from typing import TYPE_CHECKING
 
 from headrace.labs.expect import at_most, between
@@ -67,7 +69,8 @@ def run(lab: Workbench) -> None:
     writing.join()
     report = sent[0]
     lab.measure("time of the producers", report.seconds, "s")
-    lab.measure("from being sent to being read, median", sorted(delays)[len(delays) // 2], "s")
+    delay_s = median(delays) if delays else inf
+    lab.measure("from being sent to being read, median", delay_s, "s")
     lab.check("records acknowledged", count * producers, report.acknowledged)
     pauses = count * lab.p.pause_ms / 1000
     lab.check("the pauses were made", between(pauses, pauses * 1.5 + 10, "s"), report.seconds)
@@ -83,7 +86,7 @@ def run(lab: Workbench) -> None:
     for _, member, partition, _, _ in got:
         owners[partition].add(member)
     lab.check("members that read a partition", {1}, {len(members) for members in owners.values()})
-    lab.check("a record is read soon after it is sent", at_most(2, "s (median)"), sorted(delays)[len(delays) // 2])
+    lab.check("a record is read soon after it is sent", at_most(2, "s (median)"), delay_s)
     ascending = all(
         [o for _, _, p, o, _ in got if p == partition] == sorted(o for _, _, p, o, _ in got if p == partition)
         for partition in owners
@@ -110,7 +113,9 @@ LAB = Lab(
         Parameter("records", 1000, "records that each producer sends", fast=40),
         Parameter("producers", 3, "producers at once"),
         Parameter("pause_ms", 250.0, "pause after each record, in milliseconds", fast=25.0),
-        Parameter("idle_s", 10.0, "seconds of silence after which the consumers leave", fast=3.0),
+        # Not less in the fast profile: the producers begin when the consumers are there, and on a busy machine it takes
+        # some seconds until their first records come.
+        Parameter("idle_s", 10.0, "seconds of silence after which the consumers leave"),
     ),
     waits=True,
 )
