@@ -174,9 +174,11 @@ def _wait_until_confirmed(run: Run, read: int) -> None:
     eventually(lambda: run._relay is not None and not run._relay._unconfirmed, 60)
 
 
+@pytest.mark.parametrize("small", [relay._SMALL_RECORDS, 0])
 def test_a_row_that_is_lost_on_the_way_makes_the_run_red(
-    shop: Workshop, headrace_topic: Topic, monkeypatch: pytest.MonkeyPatch
+    shop: Workshop, headrace_topic: Topic, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
+    monkeypatch.setattr(relay, "_SMALL_RECORDS", small)
     source, *_ = _declared(shop, headrace_topic)
     send(shop.cluster, source, _records())
     whole = Flow.sort_out

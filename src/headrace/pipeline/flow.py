@@ -89,11 +89,6 @@ class Flow:
         decoded = self.decoder.decode(self._record(raw))
         return self._judged(self._selected(decoded), late)
 
-    @property
-    def columns(self) -> Any:
-        """The schema of the rows that are written."""
-        return self.check()[-1][1]
-
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def _selected(self, decoded: DataFrame, *, careful: bool = False) -> DataFrame:

@@ -59,7 +59,7 @@ def _records(run: Run, rows: DataFrame) -> DataFrame:
     (sink,) = run.declaration.sinks
     origin = F.concat_ws("/", "_topic", "_partition", "_offset").cast("binary")
     mark = F.array(F.struct(F.lit(SOURCE_HEADER).alias("key"), origin.alias("value")))
-    record = outgoing(run, sink, mark)
+    record = outgoing(run, sink, rows, mark)
     kept = rows.where(F.col("_outcome").isin("written", "dead"))
     return kept.select(*[column.alias(name) for name, column in record.items()])
 

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from headrace.pipeline import dead_letters, sinks
 from headrace.pipeline.checkpoint import Checkpoint
 from headrace.pipeline.decode import Learnt
-from headrace.pipeline.kafka_sink import KafkaTarget, SinkResult, task_of, write_exactly_once, write_here
+from headrace.pipeline.kafka_sink import SinkResult, task_of, write_exactly_once, write_here
 from headrace.pipeline.ledger import BatchEntry, SinkCount
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Relay:
         (self.sink,) = run.declaration.sinks
         self.run = run
         self.checkpoint = Checkpoint(run.folder.checkpoint(run.declaration))
+        self._is_local = run.spark.sparkContext.master.startswith("local[")
         # Made once, because each part of an expression is a call to the JVM.
         self._brought = [*_COUNTED, "_which", "_task", "_large", *[_unless_large(part) for part in _PARTS]]
         #: What was counted of batches whose count by Spark is not known yet.
@@ -62,32 +63,33 @@ class Relay:
 
     def start(self, stream: DataFrame) -> StreamingQuery:
         rows = self.run.flow.sort_out(stream)
-        sent = rows.select("*", *_columns(self.run, self.sink)).withColumn("_large", _is_large())
+        sent = rows.select("*", *_columns(self.run, self.sink, rows)).withColumn("_large", _is_large())
         return self.run.start_writer(sent.writeStream.foreachBatch(self._take))
 
     def confirm(self, query: StreamingQuery) -> None:
         """What Spark's source delivered is entered for the batches that it has told of since."""
         waiting = dict(self._unconfirmed)
-        for progress in reversed(query._jsq.recentProgress() if waiting else ()):
-            number, delivered = int(progress.batchId()), int(progress.numInputRows())
-            if not waiting or number < min(waiting):
-                break
-            # While nothing comes, Spark tells of the next batch that it has no rows.
-            if delivered and number in waiting:
+        told = _told(query, min(waiting)) if waiting else {}
+        for number, counted in waiting.items():
+            delivered = told.get(number)
+            # Spark tells of one after the other: what it passed over had no rows.
+            if delivered or number < max(told, default=-1):
                 del self._unconfirmed[number]
-                if delivered != waiting.pop(number):
-                    self.run.ledger.correct(self.run.epoch, number, delivered)
+            if delivered and delivered != counted:
+                self.run.ledger.correct(self.run.epoch, number, delivered)
 
     def _take(self, rows: DataFrame, number: int) -> None:
         self.run.take(rows, number, self._process)
 
     def _process(self, rows: DataFrame, batch: sinks.Batch) -> BatchEntry:
         spanned = self.checkpoint.plan(batch.number).records
-        if spanned is not None and spanned <= _SMALL_RECORDS:
-            entry = self._carried(rows, batch)
-            if entry is not None:
-                return entry
-        return self._by_workers(rows, batch)
+        is_small = spanned is not None and spanned <= _SMALL_RECORDS
+        carried = self._carried(rows, batch) if is_small else None
+        entry = carried or self._by_workers(rows, batch)
+        # What was tried here first was read twice; on a cluster a worker that dies has others read anew.
+        if carried or (self._is_local and not is_small):
+            self._unconfirmed[batch.number] = entry.delivered
+        return entry
 
     def _carried(self, rows: DataFrame, batch: sinks.Batch) -> BatchEntry | None:
         """The batch was written from here; None if it is none for the driver."""
@@ -102,11 +104,10 @@ class Relay:
             return None
         good, dead = (table.filter(pc.equal(table["_which"], which)) for which in ("good", "dead"))
         if good.num_rows:
-            entry.sinks.append(self._took(write_here(good, self._target(batch)), entry))
+            entry.sinks.append(self._took(write_here(good, batch.into(self.sink.target)), entry))
         if letters:
-            made = write_here(dead, self._target(batch, place.target))
+            made = write_here(dead, batch.into(place.target))
             entry.sinks.append(sinks.took("dead letters", None if made.replayed else made.records, letters))
-        self._unconfirmed[batch.number] = entry.delivered
         return entry
 
     def _by_workers(self, rows: DataFrame, batch: sinks.Batch) -> BatchEntry:
@@ -120,27 +121,21 @@ class Relay:
                 "_topic", "_partition", "_offset", *[F.col(f"_out_{part}").alias(part) for part in _PARTS]
             )
             if entry.total("written"):
-                entry.sinks.append(self._took(write_exactly_once(records, self._target(batch)), entry))
+                entry.sinks.append(self._took(write_exactly_once(records, batch.into(self.sink.target)), entry))
             entry.sinks += self.run.bury(kept, entry.total("dead"), batch)
         finally:
             kept.unpersist()
         return entry
-
-    def _target(self, batch: sinks.Batch, topic: str | None = None) -> KafkaTarget:
-        return KafkaTarget(
-            batch.connection, batch.writer_of(topic or self.sink.target), batch.number, tasks=batch.tasks,
-            replaying=batch.replaying,
-        )  # fmt: skip
 
     def _took(self, made: SinkResult, entry: BatchEntry) -> SinkCount:
         expected = None if self.sink.where else entry.total("written")
         return sinks.took(self.sink.name, None if made.replayed else made.records, expected)
 
 
-def _columns(run: Run, sink: Sink) -> list[Column]:
+def _columns(run: Run, sink: Sink, rows: DataFrame) -> list[Column]:
     """What a row becomes, beside what it is."""
     good, dead = wanted(sink), F.col("_outcome") == "dead"
-    record = outgoing(run, sink, F.lit(None).cast(dead_letters.HEADERS))
+    record = outgoing(run, sink, rows, F.lit(None).cast(dead_letters.HEADERS))
     return [
         F.greatest(F.size("_warnings"), F.lit(0)).alias("_warned"),
         F.when(good, "good").when(dead, "dead").alias("_which"),
@@ -166,11 +161,11 @@ def wanted(sink: Sink) -> Column:
     return good & F.coalesce(F.expr(sink.where), F.lit(False)) if sink.where else good
 
 
-def outgoing(run: Run, sink: Sink, headers: Column) -> dict[str, Column]:
+def outgoing(run: Run, sink: Sink, rows: DataFrame, headers: Column) -> dict[str, Column]:
     """The record that a sorted-out row becomes: the sink's, with those headers, or the dead letters'."""
     good = wanted(sink)
     columns = {name: F.expr(text) for name, text in sink.select.items()} or {
-        name: F.col(f"`{name}`") for name in run.flow.columns.names
+        name: F.col(f"`{name}`") for name in sinks.columns_of(rows)
     }
     key = columns[sink.key].cast("string").cast("binary") if sink.key else F.lit(None).cast("binary")
     value = F.to_json(F.struct(*[column.alias(name) for name, column in columns.items()])).cast("binary")
@@ -181,6 +176,18 @@ def outgoing(run: Run, sink: Sink, headers: Column) -> dict[str, Column]:
         "value": F.when(good, value).otherwise(F.col("_value")),
         "headers": F.when(good, headers).otherwise(letter),
     }
+
+
+def _told(query: StreamingQuery, since: int) -> dict[int, int]:
+    """How many rows Spark says that it delivered, by batch."""
+    found: dict[int, int] = {}
+    for progress in reversed(query._jsq.recentProgress()):
+        number = int(progress.batchId())
+        if number < since:
+            break
+        # While nothing comes it tells of the batch to come, too, with no rows.
+        found[number] = max(found.get(number, 0), int(progress.numInputRows()))
+    return found
 
 
 def _groups(table: pyarrow.Table) -> Iterator[dict[str, Any]]:

@@ -415,17 +415,13 @@ class Run:
         if not expected:
             return []
         from headrace.pipeline import dead_letters
-        from headrace.pipeline.kafka_sink import KafkaTarget, write_exactly_once
+        from headrace.pipeline.kafka_sink import write_exactly_once
 
         rows = kept.where("_outcome in ('dead', 'late')")
         place = self.dead_letters
         if place.kind == "topic":
-            target = KafkaTarget(
-                self.connection, batch.writer_of(place.target), batch.number, tasks=batch.tasks,
-                replaying=batch.replaying,
-            )  # fmt: skip
             letters = dead_letters.as_letters(rows, place.target, self.declaration.name, self.name)
-            made = write_exactly_once(letters, target)
+            made = write_exactly_once(letters, batch.into(place.target))
             written = None if made.replayed else made.records
         else:
             letters = dead_letters.as_rows(rows, self.declaration.name, self.name)

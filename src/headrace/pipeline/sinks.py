@@ -28,6 +28,7 @@ from headrace.pipeline.flow import IDENTITY
 from headrace.pipeline.ledger import SinkCount
 
 if TYPE_CHECKING:
+    from headrace.pipeline.kafka_sink import KafkaTarget
     from headrace.transport.client import Connection
     from headrace.transport.schemas import Registry
 
@@ -55,6 +56,12 @@ class Batch:
 
     def writer_of(self, what: str) -> str:
         return f"{self.writer}/{what}"
+
+    def into(self, topic: str) -> KafkaTarget:
+        """The topic as what this batch is written to, exactly once."""
+        from headrace.pipeline.kafka_sink import KafkaTarget
+
+        return KafkaTarget(self.connection, self.writer_of(topic), self.number, self.tasks, self.replaying)
 
 
 def write(sink: Sink, rows: DataFrame, batch: Batch) -> SinkCount:
@@ -167,12 +174,9 @@ class _Files:
 
 
 def _write_topic(sink: Sink, rows: DataFrame, batch: Batch, expected: int | None) -> SinkCount:
-    from headrace.pipeline.kafka_sink import KafkaTarget, write_exactly_once
+    from headrace.pipeline.kafka_sink import write_exactly_once
 
-    target = KafkaTarget(
-        batch.connection, batch.writer_of(sink.target), batch.number, tasks=batch.tasks, replaying=batch.replaying
-    )
-    made = write_exactly_once(as_records(sink, rows, batch), target)
+    made = write_exactly_once(as_records(sink, rows, batch), batch.into(sink.target))
     return took(sink.name, None if made.replayed else made.records, expected)
 
 
