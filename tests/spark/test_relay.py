@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -175,6 +176,31 @@ def _wait_until_confirmed(run: Run, read: int) -> None:
 
 
 @pytest.mark.parametrize("small", [relay._SMALL_RECORDS, 0])
+def test_records_of_a_partition_stay_in_their_order(
+    shop: Workshop, headrace_topic: Topic, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    monkeypatch.setattr(relay, "_SMALL_RECORDS", small)
+    source, target = headrace_topic(partitions=1), headrace_topic(partitions=1)
+    text = 'max_records_per_batch = 300\ndecode = { json = "id long" }\ninto = { topic = "<target>" }\n'
+    shop.declare(f'[pipelines.p]\nfrom = "<source>"\n{text}', source=source, target=target)
+    send(shop.cluster, source, [{"id": number} for number in range(900)])
+    assert totals(shop.run()) == {"written": 900}
+    assert [json.loads(record.value or b"")["id"] for record in consume(shop.connection, target)] == list(range(900))
+
+
+@pytest.mark.parametrize("small", [relay._SMALL_RECORDS, 0])
+def test_a_topic_without_records(
+    shop: Workshop, headrace_topic: Topic, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    monkeypatch.setattr(relay, "_SMALL_RECORDS", small)
+    source, target, _ = _declared(shop, headrace_topic)
+    assert totals(shop.run()) == {}
+    send(shop.cluster, source, [{"id": 1, "amount": 10}])
+    assert totals(shop.run()) == {"written": 1}
+    assert sum(_read(shop, target).values()) == 1
+
+
+@pytest.mark.parametrize("small", [relay._SMALL_RECORDS, 0])
 def test_a_row_that_is_lost_on_the_way_makes_the_run_red(
     shop: Workshop, headrace_topic: Topic, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
@@ -182,7 +208,7 @@ def test_a_row_that_is_lost_on_the_way_makes_the_run_red(
     source, *_ = _declared(shop, headrace_topic)
     send(shop.cluster, source, _records())
     whole = Flow.sort_out
-    monkeypatch.setattr(Flow, "sort_out", lambda flow, raw: whole(flow, raw).where("_offset != 3"))
+    monkeypatch.setattr(Flow, "sort_out", lambda flow, *raw: whole(flow, *raw).where("_offset != 3"))
     with pytest.raises(Failed, match="does not balance"):
         shop.run()
 

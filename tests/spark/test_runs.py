@@ -87,6 +87,16 @@ def test_each_record_has_one_outcome_and_every_sink_its_rows(shop: Workshop, hea
     assert totals(shop.run()) == {}
 
 
+def test_a_topic_without_records_and_a_sink_that_wants_none(shop: Workshop, headrace_topic: Topic) -> None:
+    topic = headrace_topic(partitions=2)
+    shop.declare(SALES + '[[pipelines.p.into]]\ndelta = "tables/none"\nwhere = "false"\n', topic=topic)
+    assert totals(shop.run()) == {}
+    send(shop.cluster, topic, [sale("a", 7)])
+    assert totals(shop.run()) == {"written": 1}
+    assert [row["amount"] for row in shop.rows("tables/sales")] == [7]
+    assert shop.rows("tables/none") == []
+
+
 def _check_shops(shop: Workshop, sales: list[dict[str, Any]]) -> None:
     amounts: dict[str, list[int]] = {}
     for row in sales:

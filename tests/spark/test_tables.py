@@ -11,7 +11,8 @@ import pytest
 
 from headrace.errors import Failed, UsageError
 from headrace.pipeline.declaration import Declaration, Sink
-from headrace.pipeline.sinks import Batch, write_delta, write_rows
+from headrace.pipeline.delta_sink import write_delta
+from headrace.pipeline.sinks import Batch, write_rows
 from headrace.pipeline.tables import Query, read_table
 from headrace.transport.client import Connection
 from tests.conftest import Headrace

@@ -16,12 +16,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headrace.pipeline.counted import Counted
 from headrace.pipeline.declaration import Aggregate, Declaration, Sink
+from headrace.pipeline.delta_sink import has_written, is_table, note_of
 from headrace.pipeline.ledger import SinkCount
-from headrace.pipeline.sinks import Batch, has_written, is_table, shape, without_identity
+from headrace.pipeline.sinks import Batch, shape, without_identity
 
 #: How a partial result of the table (t) and of the batch (s) become one.
 _MERGED = {
@@ -64,15 +66,13 @@ def write(sink: Sink, rows: DataFrame, batch: Batch) -> SinkCount:
     writer = batch.writer_of(path)
     if batch.replaying and has_written(batch.spark, path, writer, batch.number):
         return SinkCount(sink.name, batch.written, batch.written, replayed=True)
-    counted = Observation()
     wanted = rows.where(sink.where) if sink.where else rows
-    taken = wanted.observe(counted, F.count(F.lit(1)).alias("rows"))
+    counted = Counted(wanted)
     if aggregate.mode == "merge":
-        _merge(path, taken, batch, aggregate, writer)
+        _merge(path, counted.frame, batch, aggregate, writer)
     else:
-        _recompute(path, taken, batch, aggregate, writer)
-    records = int(counted.get["rows"])
-    return SinkCount(sink.name, records if sink.where else batch.written, records)
+        _recompute(path, counted.frame, batch, aggregate, writer)
+    return SinkCount(sink.name, counted.rows if sink.where else batch.written, counted.rows)
 
 
 # -- merge -----------------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def _merge_into(path: str, source: DataFrame, clauses: str, batch: Batch, writer
     conf = {
         "spark.databricks.delta.write.txnAppId": writer,
         "spark.databricks.delta.write.txnVersion": str(batch.number),
-        "spark.databricks.delta.commitInfo.userMetadata": f"{batch.declaration.name} batch {batch.number}",
+        "spark.databricks.delta.commitInfo.userMetadata": note_of(batch),
     }
     for name, value in conf.items():
         spark.conf.set(name, value)

@@ -117,7 +117,7 @@ class Checkpoint:
                 text = path.read_bytes().removeprefix(b"\0").decode()
                 version, _, line = text.partition("\n")
                 self._check_version(f"sources/{path.parent.name}/0", version)
-                found |= _parse(line)
+                found |= parse_offsets(line)
             except (ValueError, AttributeError, OSError) as error:
                 raise self._damaged(f"sources/{path.parent.name}/0", error) from None
         return found
@@ -257,7 +257,8 @@ class Checkpoint:
         )
 
 
-def _parse(line: str) -> Offsets:
+def parse_offsets(line: str) -> Offsets:
+    """Offsets as Spark writes them."""
     return {
         (topic, int(partition)): int(offset)
         for topic, partitions in json.loads(line).items()
@@ -269,12 +270,12 @@ def _joined(sources: Iterable[str]) -> Offsets:
     """A dash stands for a source that has read nothing yet."""
     found: Offsets = {}
     for line in sources:
-        found |= _parse(line) if line.strip() != "-" else {}
+        found |= parse_offsets(line) if line.strip() != "-" else {}
     return found
 
 
 def source_line(offsets: Mapping[Place, int]) -> str:
-    """Offsets as Spark writes them."""
+    """The reverse."""
     by_topic: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         by_topic.setdefault(topic, {})[str(partition)] = offset

@@ -14,8 +14,9 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from headrace.pipeline.declaration import Declaration, span_s
+from headrace.pipeline.delta_sink import is_table, write_delta
 from headrace.pipeline.ledger import BatchEntry
-from headrace.pipeline.sinks import Batch, has_written, is_table
+from headrace.pipeline.sinks import Batch
 
 if TYPE_CHECKING:
     from headrace.pipeline.run import Run
@@ -110,9 +111,5 @@ def _time(declaration: Declaration) -> Column:
 
 def _remember(path: str, found: DataFrame, batch: Batch, run: Run, by: tuple[str, ...]) -> None:
     """Written before the sinks: if the batch is replayed, its records recognise themselves."""
-    writer = batch.writer_of(path)
-    if batch.replaying and has_written(batch.spark, path, writer, batch.number):
-        return
     new = found.where("_outcome = 'written'").select(*_columns(by), *_FIRST, _time(run.declaration).alias("_at"))
-    write = new.write.format("delta").mode("append").option("txnAppId", writer).option("txnVersion", batch.number)
-    write.save(path)
+    write_delta(path, new, batch)

@@ -4,7 +4,7 @@ A batch of some hundred records costs Spark more to plan than to read. So where 
 its steps are a part of the query itself, which Spark plans again much sooner than a query that is new to it; and what
 is judged comes to the driver, which has the writers open already and writes it. That holds for batches that are small
 for certain: the checkpoint says how many offsets they span, and large values are not brought along but counted. Every
-other batch takes the way of all pipelines, by the workers.
+other batch is read by its offsets, and takes the way of all pipelines.
 
 Which way a batch takes is told by nothing that it leaves behind: writers and marks have the same names either way, so
 one that was cut off here may be repeated there.
@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace.pipeline import dead_letters, sinks
+from headrace.pipeline import dead_letters, sinks, source
 from headrace.pipeline.checkpoint import Checkpoint
 from headrace.pipeline.decode import Learnt
-from headrace.pipeline.kafka_sink import SinkResult, task_of, write_exactly_once, write_here
+from headrace.pipeline.kafka_sink import SinkResult, task_of, write_here
 from headrace.pipeline.ledger import BatchEntry, SinkCount
 
 if TYPE_CHECKING:
@@ -55,15 +55,13 @@ class Relay:
         (self.sink,) = run.declaration.sinks
         self.run = run
         self.checkpoint = Checkpoint(run.folder.checkpoint(run.declaration))
-        self._is_local = run.spark.sparkContext.master.startswith("local[")
-        # Made once, because each part of an expression is a call to the JVM.
-        self._brought = [*_COUNTED, "_which", "_task", "_large", *[_unless_large(part) for part in _PARTS]]
         #: What was counted of batches whose count by Spark is not known yet.
         self._unconfirmed: dict[int, int] = {}
 
     def start(self, stream: DataFrame) -> StreamingQuery:
         rows = self.run.flow.sort_out(stream)
-        sent = rows.select("*", *_columns(self.run, self.sink, rows)).withColumn("_large", _is_large())
+        made = rows.select("*", *_columns(self.run, self.sink, rows)).withColumn("_large", _is_large())
+        sent = made.select(*_COUNTED, "_which", "_task", "_large", *[_unless_large(part) for part in _PARTS])
         return self.run.start_writer(sent.writeStream.foreachBatch(self._take))
 
     def confirm(self, query: StreamingQuery) -> None:
@@ -82,20 +80,22 @@ class Relay:
         self.run.take(rows, number, self._process)
 
     def _process(self, rows: DataFrame, batch: sinks.Batch) -> BatchEntry:
-        spanned = self.checkpoint.plan(batch.number).records
-        is_small = spanned is not None and spanned <= _SMALL_RECORDS
-        carried = self._carried(rows, batch) if is_small else None
-        entry = carried or self._by_workers(rows, batch)
-        # What was tried here first was read twice; on a cluster a worker that dies has others read anew.
-        if carried or (self._is_local and not is_small):
-            self._unconfirmed[batch.number] = entry.delivered
-        return entry
+        plan = self.checkpoint.plan(batch.number)
+        if plan.records is not None and plan.records <= _SMALL_RECORDS:
+            entry = self._carried(rows, batch)
+            if entry is not None:
+                self._unconfirmed[batch.number] = entry.delivered
+                return entry
+        # A partition that the batch before did not know is read from its beginning, as Spark would.
+        spans = {(span.topic, span.partition): (span.first or 0, span.next) for span in plan.spans}
+        again = source.read_again(batch.spark, self.run.declaration, self.run.connection, spans)
+        return self.run.process(again, batch)
 
     def _carried(self, rows: DataFrame, batch: sinks.Batch) -> BatchEntry | None:
         """The batch was written from here; None if it is none for the driver."""
         import pyarrow.compute as pc
 
-        table = rows.select(*self._brought).toArrow()
+        table = rows.toArrow()
         entry = self.run.account(_groups(table), batch)
         entry.delivered = table.num_rows
         self.run.object_to(entry)
@@ -108,23 +108,6 @@ class Relay:
         if letters:
             made = write_here(dead, batch.into(place.target))
             entry.sinks.append(sinks.took("dead letters", None if made.replayed else made.records, letters))
-        return entry
-
-    def _by_workers(self, rows: DataFrame, batch: sinks.Batch) -> BatchEntry:
-        delivered = Observation()
-        kept = rows.observe(delivered, F.count(F.lit(1)).alias("rows")).persist()
-        try:
-            entry = self.run.count(kept, batch)
-            entry.delivered = int(delivered.get["rows"])
-            self.run.object_to(entry)
-            records = kept.where("_which = 'good'").select(
-                "_topic", "_partition", "_offset", *[F.col(f"_out_{part}").alias(part) for part in _PARTS]
-            )
-            if entry.total("written"):
-                entry.sinks.append(self._took(write_exactly_once(records, batch.into(self.sink.target)), entry))
-            entry.sinks += self.run.bury(kept, entry.total("dead"), batch)
-        finally:
-            kept.unpersist()
         return entry
 
     def _took(self, made: SinkResult, entry: BatchEntry) -> SinkCount:

@@ -22,13 +22,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from headrace.errors import Failed, HeadraceError, Unreachable
 from headrace.home import write_json
 from headrace.pipeline import aggregate, changes, sinks, source, topics, trouble
+from headrace.pipeline.counted import Counted
 from headrace.pipeline.declaration import Declaration, Trigger
 from headrace.pipeline.decode import decoder
 from headrace.pipeline.flow import SETTINGS, Flow, in_words, nothing
@@ -270,7 +271,8 @@ class Run:
         return self.start_writer(stream.writeStream.foreachBatch(self.take))
 
     def read_stream(self, *, latency: bool = False) -> DataFrame:
-        options = source.options(self.declaration, self.connection, latency=latency)
+        slots = self.spark.sparkContext.defaultParallelism
+        options = source.options(self.declaration, self.connection, slots=slots, latency=latency)
         return self.spark.readStream.format("kafka").options(**options).load()
 
     def start_writer(self, writer: Any) -> StreamingQuery:
@@ -333,11 +335,10 @@ class Run:
 
     def process(self, raw: DataFrame, batch: sinks.Batch, late: Column | None = None) -> BatchEntry:
         """The sinks have the batch; the entry says what became of each record."""
-        delivered = Observation()
-        counted = raw.observe(delivered, F.count(F.lit(1)).alias("rows"))
-        kept, entry = self._sorted_out(counted, batch, late)
+        delivered = Counted(raw)
+        kept, entry = self._sorted_out(delivered.frame, batch, late)
         try:
-            entry.delivered = int(delivered.get["rows"])
+            entry.delivered = delivered.rows
             self.finish(kept, entry, batch)
         finally:
             kept.unpersist()
@@ -415,6 +416,7 @@ class Run:
         if not expected:
             return []
         from headrace.pipeline import dead_letters
+        from headrace.pipeline.delta_sink import write_delta
         from headrace.pipeline.kafka_sink import write_exactly_once
 
         rows = kept.where("_outcome in ('dead', 'late')")
@@ -425,7 +427,7 @@ class Run:
             written = None if made.replayed else made.records
         else:
             letters = dead_letters.as_rows(rows, self.declaration.name, self.name)
-            written = sinks.write_delta(place.target, letters, batch)
+            written = write_delta(place.target, letters, batch)
         taken = expected if written is None else written
         return [SinkCount("dead letters", expected, taken, replayed=written is None)]
 

@@ -99,6 +99,8 @@ _EVERYWHERE = {
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # New tables sum their log up after so many commits: it takes longer than a batch, and Delta's own number is 10.
+    "spark.databricks.delta.properties.defaults.checkpointInterval": "50",
 }
 _CLUSTER = {"spark.executor.extraJavaOptions": _HUGE_METHODS}
 _ON_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
@@ -251,8 +253,10 @@ class _Driver:
             write_private(self.folder / "spark.conf", _properties(self.conf), durable=False)
             main = ["org.apache.spark.deploy.SparkSubmit", "--properties-file", str(self.folder / "spark.conf")]
             main.append("pyspark-shell")
+        # Of one size from the start: a heap that shrinks between batches and grows again costs a long run a tenth.
+        heap = self.conf["spark.driver.memory"]
         argv = [
-            str(java.executable), *_JVM, f"-Xmx{self.conf['spark.driver.memory']}",
+            str(java.executable), *_JVM, f"-Xms{heap}", f"-Xmx{heap}",
             *self.archive.jvm_flags(self.class_list), self.process.marker,
             f"-Djava.io.tmpdir={self.folder / 'tmp'}", f"-Dderby.system.home={self.folder / 'tmp'}",
             f"-Dlog4j2.configurationFile={(self.folder / 'log4j2.properties').as_uri()}",

@@ -3,7 +3,7 @@
 A batch may be written again after a crash: Spark replays the last one that it cannot prove finished. So every sink must
 recognise a batch that it has taken already:
 
-    Delta      the table's own log remembers (writer, batch); a second write of it does nothing
+    Delta      the commit says whose batch it is (delta_sink.py)
     Parquet    a batch is a folder that appears by one rename; if it is there, it is whole
     topic      one transaction per task, with a mark of the batch inside (kafka_sink.py)
     console    is looked at; nothing depends on it
@@ -19,11 +19,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.errors import UsageError
+from headrace.pipeline.counted import Counted
 from headrace.pipeline.declaration import Declaration, Sink
+from headrace.pipeline.delta_sink import write_delta
 from headrace.pipeline.flow import IDENTITY
 from headrace.pipeline.ledger import SinkCount
 
@@ -97,35 +99,6 @@ def without_identity(rows: DataFrame) -> DataFrame:
 # -- Delta -----------------------------------------------------------------------------------------------------------
 
 
-def write_delta(path: str, rows: DataFrame, batch: Batch, partition_by: tuple[str, ...] = ()) -> int | None:
-    """The rows are appended; None if this batch was in the table already. Returns how many."""
-    writer = batch.writer_of(path)
-    if batch.replaying and has_written(batch.spark, path, writer, batch.number):
-        return None
-    counted = Observation()
-    data = rows.observe(counted, F.count(F.lit(1)).alias("rows"))
-    write = data.write.format("delta").mode("append").option("mergeSchema", "true")
-    if partition_by:
-        write = write.partitionBy(*partition_by)
-    write = write.option("txnAppId", writer).option("txnVersion", batch.number)
-    write.option("userMetadata", f"{batch.declaration.name} batch {batch.number}").save(path)
-    return int(counted.get["rows"])
-
-
-def is_table(spark: SparkSession, path: str) -> bool:
-    """Whether a Delta table lies there."""
-    jvm: Any = spark._jvm
-    return bool(jvm.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, path))
-
-
-def has_written(spark: SparkSession, path: str, writer: str, batch: int) -> bool:
-    """Whether the table's log says that this writer has finished this batch."""
-    jvm: Any = spark._jvm
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(spark._jsparkSession, path)
-    last = log._2().transactions().get(writer)
-    return bool(last.isDefined() and last.get() >= batch)
-
-
 def _write_delta_rows(sink: Sink, rows: DataFrame, batch: Batch, expected: int | None) -> SinkCount:
     path = batch.declaration.resolve(sink.target)
     written = write_delta(path, without_identity(rows), batch, sink.partition_by)
@@ -144,14 +117,13 @@ def _write_parquet(sink: Sink, rows: DataFrame, batch: Batch, expected: int | No
     files = _Files(batch.spark, folder)
     if batch.replaying and files.exists(final):
         return took(sink.name, None, expected)
-    counted = Observation()
-    data = without_identity(rows).observe(counted, F.count(F.lit(1)).alias("rows"))
-    write = data.write.mode("overwrite")
+    counted = Counted(without_identity(rows))
+    write = counted.frame.write.mode("overwrite")
     if sink.partition_by:
         write = write.partitionBy(*sink.partition_by)
     write.parquet(staging)
     files.rename(staging, final)
-    return took(sink.name, int(counted.get["rows"]), expected)
+    return took(sink.name, counted.rows, expected)
 
 
 class _Files:
@@ -190,7 +162,7 @@ def as_records(sink: Sink, rows: DataFrame, batch: Batch | None = None) -> DataF
     key = F.col(f"`{sink.key}`").cast("string").cast("binary") if sink.key else F.lit(None).cast("binary")
     value = F.struct(*[F.col(f"`{name}`") for name in columns_of(rows)])
     return rows.select(
-        "_topic", "_partition",
+        "_topic", "_partition", "_offset",
         F.lit(sink.target).alias("topic"), key.alias("key"),
         (_avro(sink, rows, batch) if sink.format == "avro" else F.to_json(value).cast("binary")).alias("value"),
         F.lit(None).cast("array<struct<key: string, value: binary>>").alias("headers"),

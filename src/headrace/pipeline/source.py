@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import UsageError
+from headrace.pipeline.checkpoint import Place, source_line
 from headrace.pipeline.declaration import Declaration
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
     from headrace.transport.client import Connection
 
 # Spark's Kafka source reads 2.5 times faster with these than with the client's defaults: a fetch brings megabytes.
@@ -21,6 +24,8 @@ _TUNED = {
     "kafka.fetch.max.bytes": str(64 << 20),
     "kafka.receive.buffer.bytes": str(1 << 20),
 }
+# To read a partition in two tasks costs a second start: not for partitions that are a little larger than others.
+_UNEVEN = 1.25
 # A record of an aborted transaction was never written, as far as anybody may know.
 _COMMITTED = {"kafka.isolation.level": "read_committed"}
 _SAME_NAMES = (
@@ -29,8 +34,10 @@ _SAME_NAMES = (
 )  # fmt: skip
 
 
-def options(declaration: Declaration, connection: Connection, *, latency: bool = False) -> dict[str, str]:
-    """What `readStream.format("kafka")` is told."""
+def options(
+    declaration: Declaration, connection: Connection, *, slots: int = 1, latency: bool = False
+) -> dict[str, str]:
+    """What `readStream.format("kafka")` is told. `slots`: how many tasks run side by side."""
     given = {
         "kafka.bootstrap.servers": connection.bootstrap,
         "subscribe": ",".join(declaration.topics),
@@ -38,6 +45,7 @@ def options(declaration: Declaration, connection: Connection, *, latency: bool =
         # Expired or deleted offsets stop the query; they must not shrink a batch without a word.
         "failOnDataLoss": "true",
         "maxOffsetsPerTrigger": str(declaration.max_records_per_batch),
+        "maxRecordsPerPartition": str(_most_per_task(declaration, slots)),
         **_COMMITTED,
         **({} if latency else _TUNED),
         **{f"kafka.{name}": value for name, value in java_properties(connection.properties).items()},
@@ -45,8 +53,32 @@ def options(declaration: Declaration, connection: Connection, *, latency: bool =
         **_start(declaration),
     }
     if latency:  # real-time mode reads as records come
-        del given["maxOffsetsPerTrigger"]
+        del given["maxOffsetsPerTrigger"], given["maxRecordsPerPartition"]
     return given
+
+
+def read_again(
+    spark: SparkSession, declaration: Declaration, connection: Connection, plan: Mapping[Place, tuple[int, int]]
+) -> DataFrame:
+    """The records of a batch as plain rows: from the first offset of each place to before the second."""
+    given = options(declaration, connection, slots=spark.sparkContext.defaultParallelism)
+    for name in ("subscribe", "startingTimestamp", "startingOffsetsByTimestampStrategy", "maxOffsetsPerTrigger"):
+        given.pop(name, None)
+    assigned: dict[str, list[int]] = {}
+    for topic, partition in sorted(plan):
+        assigned.setdefault(topic, []).append(partition)
+    given |= {
+        "assign": json.dumps(assigned),
+        "startingOffsets": source_line({place: first for place, (first, _) in plan.items()}),
+        "endingOffsets": source_line({place: after for place, (_, after) in plan.items()}),
+    }
+    return spark.read.format("kafka").options(**given).load()
+
+
+def _most_per_task(declaration: Declaration, slots: int) -> int:
+    """A topic with fewer partitions than there are slots keeps all of them busy, unless its order is to be kept."""
+    keeps_order = any(sink.kind == "topic" for sink in declaration.sinks)
+    return int(_UNEVEN * declaration.max_records_per_batch / (1 if keeps_order else slots)) + 1
 
 
 def _start(declaration: Declaration) -> dict[str, str]:

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from headrace.pipeline import sinks, source
 from headrace.pipeline.aggregate import computed
+from headrace.pipeline.checkpoint import Offsets, parse_offsets
 from headrace.pipeline.declaration import Declaration, Sink, span_s
 from headrace.pipeline.ledger import SinkCount
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
     from headrace.pipeline.run import Run
-
-Offsets = dict[str, dict[str, int]]
 
 
 def start(run: Run, stream: DataFrame) -> StreamingQuery:
@@ -87,12 +86,8 @@ def _micros(span: str) -> int:
 def _same_records(run: Run, log: _Log, number: int, spark: SparkSession) -> DataFrame:
     """The records of the batch, read by their offsets."""
     first, after = log.offsets(number - 1) if number else log.initial(), log.offsets(number)
-    start = {t: {p: first.get(t, {}).get(p, 0) for p in partitions} for t, partitions in after.items()}
-    given = source.options(run.declaration, run.connection)
-    for name in ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestampStrategy", "maxOffsetsPerTrigger"):
-        given.pop(name, None)
-    given |= {"startingOffsets": json.dumps(start), "endingOffsets": json.dumps(after)}
-    return spark.read.format("kafka").options(**given).load()
+    spans = {place: (first.get(place, 0), offset) for place, offset in after.items()}
+    return source.read_again(spark, run.declaration, run.connection, spans)
 
 
 class _Log:
@@ -107,12 +102,10 @@ class _Log:
         return str(row[0]).splitlines()
 
     def offsets(self, number: int) -> Offsets:
-        found: Offsets = json.loads(self._lines(f"offsets/{number}")[2])
-        return found
+        return parse_offsets(self._lines(f"offsets/{number}")[2])
 
     def initial(self) -> Offsets:
-        found: Offsets = json.loads(self._lines("sources/0/0")[-1].lstrip("\x00v1"))
-        return found
+        return parse_offsets(self._lines("sources/0/0")[-1].lstrip("\x00v1"))
 
     def watermark_ms(self, number: int) -> int:
         """What was late in the batch: Spark judges by the watermark of the batch before."""
