@@ -177,7 +177,7 @@ def test_a_share_group_is_listed_and_described_as_far_as_it_can_be(
         [
             java.executable, "-cp", ":".join(map(str, classpath)),
             "org.apache.kafka.tools.consumer.ConsoleShareConsumer", "--bootstrap-server", headrace_cluster.bootstrap,
-            "--topic", topic, "--group", name, "--timeout-ms", "500",
+            "--topic", topic, "--group", name, "--timeout-ms", "5000",
         ],
         check=True, capture_output=True, timeout=120,
     )  # fmt: skip

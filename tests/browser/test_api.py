@@ -13,6 +13,7 @@ from headrace.transport.client import connect
 from headrace.transport.produce import produce
 from tests.browser import driving
 from tests.browser.driving import ConsoleUnderTest
+from tests.conftest import Headrace
 
 MakeTopic = Callable[..., str]
 
@@ -117,3 +118,13 @@ def test_whoever_asks_first_is_told_of_the_brokers(headrace_cluster: Cluster) ->
     home = str(headrace_cluster.home.root)
     with driving.running_console("--home", home, until=driving.answers_at_all) as console:
         assert {broker["state"] for broker in console.get("/api/brokers")["brokers"]} == {"up"}
+
+
+def test_a_port_that_is_taken_is_told_before_the_address(
+    headrace_cluster: Cluster, console: ConsoleUnderTest, run: Headrace
+) -> None:
+    words = ("console", "--foreground", "--no-open", "--port", console.port)
+    second = run(*words, home=headrace_cluster.home.root)
+    assert second.code == 2
+    assert "/login" not in second.out
+    assert f"the console cannot listen on 127.0.0.1:{console.port}" in second.err

@@ -57,6 +57,15 @@ def test_a_batch_that_was_written_is_not_written_again(spark: SparkSession, tmp_
 
 
 @pytest.mark.parametrize("replaying", [True, False])
+def test_a_batch_without_rows(spark: SparkSession, tmp_path: Path, replaying: bool) -> None:
+    table = str(tmp_path / "table")
+    write_delta(table, spark.range(5), _batch(spark, 0, replaying=True))
+    assert write_delta(table, spark.range(5).where("false"), _batch(spark, 1, replaying=replaying)) == 0
+    assert write_delta(table, spark.range(5).where("id > 7"), _batch(spark, 2, replaying=replaying)) == 0
+    assert read_table(Path(table)).count() == 5
+
+
+@pytest.mark.parametrize("replaying", [True, False])
 def test_of_two_who_write_the_same_batch_one_is_refused(spark: SparkSession, tmp_path: Path, replaying: bool) -> None:
     table = str(tmp_path / "table")
     write_delta(table, spark.range(5), _batch(spark, 0, replaying=True))

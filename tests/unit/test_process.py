@@ -25,6 +25,7 @@ def supervised(tmp_path: Path) -> Iterator[Supervised]:
     one = Supervised(tmp_path)
     argv = [sys.executable, "-c", _PAUSE, one.marker]
     process = one.spawn(argv, output=tmp_path / "out.log", environment=plain_environment())
+    eventually(process.cmdline, 30)  # a program that has just begun has none yet
     yield one
     if process.is_running():
         process.kill()

@@ -13,6 +13,7 @@ import ipaddress
 import logging
 import logging.handlers
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -104,18 +105,30 @@ def serve(serving: Serving, on_start: Callable[[str], None] = lambda _: None) ->
     import uvicorn
 
     access = Access(serving.folder, serving.port, serving.password)
+    listening = _listening(serving)
     on_start(f"http://{_reachable(serving.host)}:{serving.port}/login?token={access.token}")
     config = uvicorn.Config(
         application(serving, access),
-        host=serving.host,
-        port=serving.port,
         log_config=None,
         access_log=False,
         server_header=False,
         ws_max_size=4_000_000,
         timeout_graceful_shutdown=1,
     )
-    uvicorn.Server(config).run()
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listening(serving: Serving) -> socket.socket:
+    """Before anybody is told the address: who comes at once waits, and the port is nobody else's any more."""
+    family = socket.AF_INET6 if ":" in serving.host else socket.AF_INET
+    try:
+        return socket.create_server((serving.host, serving.port), family=family)
+    except OSError as error:
+        raise UsageError(
+            f"the console cannot listen on {serving.host}:{serving.port}",
+            why=os.strerror(error.errno) if error.errno else str(error),
+            hint="--port P names another port",
+        ) from None
 
 
 def application(serving: Serving, access: Access) -> Any:

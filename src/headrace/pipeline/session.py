@@ -256,7 +256,7 @@ class _Driver:
         # Of one size from the start: a heap that shrinks between batches and grows again costs a long run a tenth.
         heap = self.conf["spark.driver.memory"]
         argv = [
-            str(java.executable), *_JVM, f"-Xms{heap}", f"-Xmx{heap}",
+            str(java.executable), *_JVM, f"-Xmx{heap}", f"-Xms{heap}",
             *self.archive.jvm_flags(self.class_list), self.process.marker,
             f"-Djava.io.tmpdir={self.folder / 'tmp'}", f"-Dderby.system.home={self.folder / 'tmp'}",
             f"-Dlog4j2.configurationFile={(self.folder / 'log4j2.properties').as_uri()}",
