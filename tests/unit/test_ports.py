@@ -11,6 +11,8 @@ from headrace.cluster import ports
 from headrace.errors import SetupError, UsageError
 from headrace.home import Home
 
+LENT = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
@@ -42,6 +44,22 @@ def test_two_homes_never_get_the_same_port(tmp_path: Path, cache: Path) -> None:
     homes = [a_home(tmp_path / str(number)) for number in range(8)]
     chosen = [ports.choose(home, cache, 6, None) for home in homes]
     assert len({port for each in chosen for port in each}) == 8 * 6
+
+
+def test_ports_lent_to_outgoing_connections_come_last(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that is down for a moment would find its port taken by whoever tries to reach it."""
+    first, last = (int(port) for port in LENT.read_text(encoding="ascii").split())
+    chosen = [ports.choose(a_home(tmp_path / str(number)), cache, 6, None) for number in range(20)]
+    assert not [port for each in chosen for port in each if first <= port <= last]
+    monkeypatch.setattr(ports, "is_free", lambda port: port >= first)  # nothing else is left
+    assert ports.choose(a_home(tmp_path / "late"), cache, 6, None)[0] >= first
+
+
+def test_whoever_connects_from_a_port_is_named_as_its_holder(taken: int) -> None:
+    with socket.create_connection(("127.0.0.1", taken)) as going_out:
+        assert ports.holder(going_out.getsockname()[1]).startswith(f"pid {os.getpid()} (")
 
 
 def test_a_taken_port_is_an_error_that_names_its_holder(tmp_path: Path, cache: Path, taken: int) -> None:

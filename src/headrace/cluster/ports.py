@@ -1,7 +1,9 @@
 """Ports: chosen free, remembered, and never taken from another cluster that only sleeps.
 
 A free port is one that can be bound now. That is not enough when two clusters are planned at once, or when one is
-down: so every home's ports are also written into a reservation file in the user's cache, under a lock.
+down: so every home's ports are also written into a reservation file in the user's cache, under a lock. Nor does it
+stay free while a broker restarts, if it is one of those that the system lends to outgoing connections: among them are
+those of the broker's own clients, which try to reach it. So such ports come last.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from headrace.errors import SetupError, UsageError
 from headrace.home import Home, open_private, write_private
 
 # Kafka's own port first: `localhost:9092` stands in everybody's notes.
-_FIRST_CHOICES = (9092, 19092, 29092, 39092)
-_LAST_BASE = 60_000
+_FIRST_CHOICES = (9092, 19092, 29092)
+_BASES = range(10_000, 60_000, 100)
+# What most systems lend from, for where /proc does not tell.
+_LENT = (32_768, 65_535)
 
 
 def choose(home: Home, cache: Path, count: int, base: int | None, kept: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -94,9 +98,17 @@ def _anywhere(count: int, others: set[int]) -> tuple[int, ...]:
     raise SetupError(f"no {count} free ports in a row were found", hint="headrace up --base-port P")
 
 
-def _bases() -> Iterator[int]:
-    yield from _FIRST_CHOICES
-    yield from range(20_000, _LAST_BASE, 100)
+def _bases() -> list[int]:
+    first, last = _lent()
+    return sorted((*_FIRST_CHOICES, *_BASES), key=lambda base: first - _BASES.step < base <= last)
+
+
+def _lent() -> tuple[int, int]:
+    """The first and the last port that the system gives to connections which do not ask for one."""
+    with suppress(OSError, ValueError):
+        first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
+        return int(first), int(last)
+    return _LENT
 
 
 def is_free(port: int) -> bool:
@@ -121,12 +133,11 @@ def _require_free(ports: tuple[int, ...], others: set[int]) -> None:
 
 
 def holder(port: int) -> str:
-    """`pid 4711 (java)`, as far as the system tells."""
+    """`pid 4711 (java)`, as far as the system tells: who listens there, else whose connection goes out from there."""
     with suppress(psutil.Error):
-        for connection in psutil.net_connections("tcp"):
-            if connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN:
-                if connection.pid is None:
-                    break
+        here = [each for each in psutil.net_connections("tcp") if each.laddr and each.laddr.port == port]
+        for connection in sorted(here, key=lambda each: each.status != psutil.CONN_LISTEN):
+            if connection.pid is not None:
                 return f"pid {connection.pid} ({psutil.Process(connection.pid).name()})"
     return "a process of another user"
 
