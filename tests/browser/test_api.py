@@ -120,11 +120,13 @@ def test_whoever_asks_first_is_told_of_the_brokers(headrace_cluster: Cluster) ->
         assert {broker["state"] for broker in console.get("/api/brokers")["brokers"]} == {"up"}
 
 
-def test_a_port_that_is_taken_is_told_before_the_address(
+def test_a_console_whose_port_is_taken_says_so_and_leaves_the_other_alone(
     headrace_cluster: Cluster, console: ConsoleUnderTest, run: Headrace
 ) -> None:
     words = ("console", "--foreground", "--no-open", "--port", console.port)
+    token = (headrace_cluster.home.root / "console" / "token").read_text()
     second = run(*words, home=headrace_cluster.home.root)
     assert second.code == 2
     assert "/login" not in second.out
     assert f"the console cannot listen on 127.0.0.1:{console.port}" in second.err
+    assert (headrace_cluster.home.root / "console" / "token").read_text() == token

@@ -98,6 +98,7 @@ def _reachable(host: str) -> str:
 def serve(serving: Serving, on_start: Callable[[str], None] = lambda _: None) -> None:
     """Serves until the process is asked to end. `on_start` is told the address that lets its reader in."""
     serving.check()
+    listening = _listening(serving)
     serving.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _log_to(serving.folder / "server.log")
     # The framework wants a place for what it keeps; we keep nothing there, but it must not be somebody's folder.
@@ -105,7 +106,6 @@ def serve(serving: Serving, on_start: Callable[[str], None] = lambda _: None) ->
     import uvicorn
 
     access = Access(serving.folder, serving.port, serving.password)
-    listening = _listening(serving)
     on_start(f"http://{_reachable(serving.host)}:{serving.port}/login?token={access.token}")
     config = uvicorn.Config(
         application(serving, access),
@@ -119,7 +119,7 @@ def serve(serving: Serving, on_start: Callable[[str], None] = lambda _: None) ->
 
 
 def _listening(serving: Serving) -> socket.socket:
-    """Before anybody is told the address: who comes at once waits, and the port is nobody else's any more."""
+    """First of all: whose port is taken must not touch the folder of a console that runs."""
     family = socket.AF_INET6 if ":" in serving.host else socket.AF_INET
     try:
         return socket.create_server((serving.host, serving.port), family=family)
