@@ -271,9 +271,7 @@ class Run:
         return self.start_writer(stream.writeStream.foreachBatch(self.take))
 
     def read_stream(self, *, latency: bool = False) -> DataFrame:
-        slots = self.spark.sparkContext.defaultParallelism
-        options = source.options(self.declaration, self.connection, slots=slots, latency=latency)
-        return self.spark.readStream.format("kafka").options(**options).load()
+        return source.stream(self.spark, self.declaration, self.connection, latency=latency)
 
     def start_writer(self, writer: Any) -> StreamingQuery:
         """The query of that writer, with our checkpoint, name and trigger."""

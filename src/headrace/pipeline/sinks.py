@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -54,7 +54,6 @@ class Batch:
     tasks: int
     show: Callable[[str, list[dict[str, Any]]], None] | None = None
     written: int = 0
-    counts: list[SinkCount] = field(default_factory=list)
 
     def writer_of(self, what: str) -> str:
         return f"{self.writer}/{what}"

@@ -34,51 +34,55 @@ _SAME_NAMES = (
 )  # fmt: skip
 
 
-def options(
-    declaration: Declaration, connection: Connection, *, slots: int = 1, latency: bool = False
-) -> dict[str, str]:
-    """What `readStream.format("kafka")` is told. `slots`: how many tasks run side by side."""
+def stream(
+    spark: SparkSession, declaration: Declaration, connection: Connection, *, latency: bool = False
+) -> DataFrame:
+    """The topics, batch by batch; with `latency` as records come, for real-time mode."""
+    in_batches = {"maxOffsetsPerTrigger": str(declaration.max_records_per_batch), **_tasks(spark, declaration)}
     given = {
-        "kafka.bootstrap.servers": connection.bootstrap,
         "subscribe": ",".join(declaration.topics),
-        "includeHeaders": "true",
-        # Expired or deleted offsets stop the query; they must not shrink a batch without a word.
-        "failOnDataLoss": "true",
-        "maxOffsetsPerTrigger": str(declaration.max_records_per_batch),
-        "maxRecordsPerPartition": str(_most_per_task(declaration, slots)),
-        **_COMMITTED,
-        **({} if latency else _TUNED),
-        **{f"kafka.{name}": value for name, value in java_properties(connection.properties).items()},
-        **{f"kafka.{name}": value for name, value in declaration.kafka.items()},
         **_start(declaration),
+        **({} if latency else in_batches),
+        **_kafka(declaration, connection),
     }
-    if latency:  # real-time mode reads as records come
-        del given["maxOffsetsPerTrigger"], given["maxRecordsPerPartition"]
-    return given
+    return spark.readStream.format("kafka").options(**given).load()
 
 
 def read_again(
-    spark: SparkSession, declaration: Declaration, connection: Connection, plan: Mapping[Place, tuple[int, int]]
+    spark: SparkSession, declaration: Declaration, connection: Connection, spans: Mapping[Place, tuple[int, int]]
 ) -> DataFrame:
     """The records of a batch as plain rows: from the first offset of each place to before the second."""
-    given = options(declaration, connection, slots=spark.sparkContext.defaultParallelism)
-    for name in ("subscribe", "startingTimestamp", "startingOffsetsByTimestampStrategy", "maxOffsetsPerTrigger"):
-        given.pop(name, None)
     assigned: dict[str, list[int]] = {}
-    for topic, partition in sorted(plan):
+    for topic, partition in sorted(spans):
         assigned.setdefault(topic, []).append(partition)
-    given |= {
+    given = {
         "assign": json.dumps(assigned),
-        "startingOffsets": source_line({place: first for place, (first, _) in plan.items()}),
-        "endingOffsets": source_line({place: after for place, (_, after) in plan.items()}),
+        "startingOffsets": source_line({place: first for place, (first, _) in spans.items()}),
+        "endingOffsets": source_line({place: after for place, (_, after) in spans.items()}),
+        **_tasks(spark, declaration),
+        **_kafka(declaration, connection),
     }
     return spark.read.format("kafka").options(**given).load()
 
 
-def _most_per_task(declaration: Declaration, slots: int) -> int:
+def _kafka(declaration: Declaration, connection: Connection) -> dict[str, str]:
+    """Whose records, and which of them; what the user has set comes last."""
+    return {
+        "kafka.bootstrap.servers": connection.bootstrap,
+        "includeHeaders": "true",
+        # Expired or deleted offsets stop the query; they must not shrink a batch without a word.
+        "failOnDataLoss": "true",
+        **_COMMITTED,
+        **{f"kafka.{name}": value for name, value in java_properties(connection.properties).items()},
+        **{f"kafka.{name}": value for name, value in declaration.kafka.items()},
+    }
+
+
+def _tasks(spark: SparkSession, declaration: Declaration) -> dict[str, str]:
     """A topic with fewer partitions than there are slots keeps all of them busy, unless its order is to be kept."""
     keeps_order = any(sink.kind == "topic" for sink in declaration.sinks)
-    return int(_UNEVEN * declaration.max_records_per_batch / (1 if keeps_order else slots)) + 1
+    tasks = 1 if keeps_order else spark.sparkContext.defaultParallelism
+    return {"maxRecordsPerPartition": str(int(_UNEVEN * declaration.max_records_per_batch / tasks) + 1), **_TUNED}
 
 
 def _start(declaration: Declaration) -> dict[str, str]:
