@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,9 +15,8 @@ from headrace.pipeline import relay
 from headrace.pipeline.flow import Flow
 from headrace.pipeline.kafka_sink import write_here
 from headrace.pipeline.ledger import Ledger
-from headrace.pipeline.run import Run
-from headrace.runtime.waiting import eventually
 from headrace.transport.consume import consume
+from headrace.transport.transactions import transaction
 from tests.spark.pipelines import Workshop, send, totals
 
 Topic = Callable[..., str]
@@ -151,30 +151,6 @@ def test_a_batch_that_was_cut_off_is_there_once(
     assert sum(_read(shop, dead).values()) == 4
 
 
-def test_batches_are_confirmed_while_little_comes(shop: Workshop, headrace_topic: Topic, carried: _Carried) -> None:
-    source, target, _ = _declared(shop, headrace_topic)
-    text = shop.file.read_text().replace("dead_letters", 'trigger = "0 seconds"\ndead_letters')
-    shop.file.write_text(f'{text}[pipelines.p.spark]\n"spark.sql.streaming.noDataProgressEventInterval" = "50"\n')
-    run = shop.pipeline().begin(shop.spark, shop.cluster)
-    try:
-        for number in range(1, 4):
-            send(shop.cluster, source, [{"id": number, "amount": 1}])
-            _wait_until_confirmed(run, number)
-    finally:
-        run.stop()
-    run.wait()
-    assert run.ledger.run(run.name).balanced
-    assert carried == [1, 1, 1]
-    assert sum(_read(shop, target).values()) == 3
-
-
-def _wait_until_confirmed(run: Run, read: int) -> None:
-    """So many records were read; Spark has told that nothing came since, and what it told before was compared."""
-    eventually(lambda: sum(line.read for line in run.ledger.runs()) == read, 60)
-    eventually(lambda: run.query and run.query.lastProgress and not run.query.lastProgress["numInputRows"], 60)
-    eventually(lambda: run._relay is not None and not run._relay._unconfirmed, 60)
-
-
 @pytest.mark.parametrize("small", [relay._SMALL_RECORDS, 0])
 def test_records_of_a_partition_stay_in_their_order(
     shop: Workshop, headrace_topic: Topic, monkeypatch: pytest.MonkeyPatch, small: int
@@ -211,6 +187,32 @@ def test_a_row_that_is_lost_on_the_way_makes_the_run_red(
     monkeypatch.setattr(Flow, "sort_out", lambda flow, *raw: whole(flow, *raw).where("_offset != 3"))
     with pytest.raises(Failed, match="does not balance"):
         shop.run()
+
+
+def test_now_is_another_one_for_each_batch(shop: Workshop, headrace_topic: Topic, carried: _Carried) -> None:
+    source, target = headrace_topic(partitions=1), headrace_topic(partitions=1)
+    text = 'decode = { json = "id long" }\nselect = { at = "cast(now() as double)" }\ninto = { topic = "<target>" }\n'
+    shop.declare(f'[pipelines.p]\nfrom = "<source>"\nmax_records_per_batch = 1\n{text}', source=source, target=target)
+    send(shop.cluster, source, [{"id": number} for number in range(3)])
+    assert totals(shop.run()) == {"written": 3}
+    assert carried == [1, 1, 1]
+    times = [json.loads(record.value or b"")["at"] for record in consume(shop.connection, target)]
+    assert times[0] < times[1] < times[2]
+
+
+class _TakenBack(Exception):
+    """The transaction is aborted."""
+
+
+def test_what_a_transaction_took_back_is_not_carried(shop: Workshop, headrace_topic: Topic, carried: _Carried) -> None:
+    source, target, _ = _declared(shop, headrace_topic)
+    send(shop.cluster, source, [{"id": 1, "amount": 2}])
+    with suppress(_TakenBack), transaction(shop.connection, "taken-back") as writing:
+        writing.send(source, b'{"id": 2, "amount": 2}')
+        raise _TakenBack
+    assert totals(shop.run()) == {"written": 1}
+    assert carried == [1]
+    assert sum(_read(shop, target).values()) == 1
 
 
 def test_a_rule_that_fails_keeps_everything_back(shop: Workshop, headrace_topic: Topic, carried: _Carried) -> None:

@@ -275,11 +275,22 @@ def nothing(spark: SparkSession, schema: StructType) -> DataFrame:
 
 def in_words(error: Exception) -> str:
     """Spark's message without its class, its plan and its stack."""
-    text = str(error).split("== SQL")[0].split("\nJVM stacktrace")[0].split(";\n'")[0]
+    text = _java_cause(str(error)).split("== SQL")[0].split("\nJVM stacktrace")[0].split(";\n'")[0]
     text = re.sub(r"SQLSTATE: \w+", "", text)
     text = re.sub(r"^\[[\w.]+\]\s*", "", text)
     text = re.sub(r";\s*line \d+ pos \d+.*", "", text, flags=re.DOTALL)
     return " ".join(text.split()).rstrip(" ;.")
+
+
+def _java_cause(text: str) -> str:
+    """Of an exception in a call to Java, what the first cause of it says."""
+    called = re.match(r"An error occurred while calling \S+\n: ", text)
+    if called is None:
+        return text
+    thrown, *lines = text[called.end() :].splitlines()
+    cause = next((line for line in reversed(lines) if line.startswith("Caused by: ")), thrown)
+    name, _, said = cause.removeprefix("Caused by: ").partition(": ")
+    return said or name
 
 
 # PySpark writes what it raises to standard error as well, as JSON; whoever catches it has the words.

@@ -171,11 +171,6 @@ class Ledger:
                 [(*key, s.sink, s.expected, s.records, s.replayed) for s in entry.sinks],
             )
 
-    def correct(self, epoch: int, batch: int, delivered: int) -> None:
-        """Spark has told how many records it delivered for a batch after the batch was entered."""
-        with self._open() as db:
-            db.execute("update batches set delivered = ? where epoch = ? and batch = ?", (delivered, epoch, batch))
-
     # -- reading -----------------------------------------------------------------------------------------------------
 
     @property

@@ -1,10 +1,9 @@
-"""From topics to a topic: batches that are planned once, and carried by the driver while they are small.
+"""From topics to a topic: batches that the driver carries while they are small.
 
 A batch of some hundred records costs Spark more to plan than to read. So where all that a pipeline writes is one topic,
-its steps are a part of the query itself, which Spark plans again much sooner than a query that is new to it; and what
-is judged comes to the driver, which has the writers open already and writes it. That holds for batches that are small
-for certain: the checkpoint says how many offsets they span, and large values are not brought along but counted. Every
-other batch is read by its offsets, and takes the way of all pipelines.
+the driver computes such a batch itself, without a job if it can (`pipeline/jobless.py`), and writes it: it has the
+writers open already. That holds for batches that are small for certain: the checkpoint says how many offsets they span,
+and large values are not brought along but counted. Every other batch takes the way of all pipelines.
 
 Which way a batch takes is told by nothing that it leaves behind: writers and marks have the same names either way, so
 one that was cut off here may be repeated there.
@@ -18,15 +17,16 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace.pipeline import dead_letters, sinks, source
+from headrace.pipeline import dead_letters, sinks
 from headrace.pipeline.checkpoint import Checkpoint
+from headrace.pipeline.counted import Counted
 from headrace.pipeline.decode import Learnt
+from headrace.pipeline.jobless import Projections
 from headrace.pipeline.kafka_sink import SinkResult, task_of, write_here
 from headrace.pipeline.ledger import BatchEntry, SinkCount
 
 if TYPE_CHECKING:
     import pyarrow
-    from pyspark.sql.streaming import StreamingQuery
 
     from headrace.pipeline.declaration import Declaration, Sink
     from headrace.pipeline.flow import Flow
@@ -40,7 +40,7 @@ _COUNTED = ("_topic", "_partition", "_offset", "_outcome", "_rule", "_warned")
 
 
 def fits(declaration: Declaration, flow: Flow, checkpoint: str) -> bool:
-    """Whether the rows of the pipeline become records of one topic, by steps that a query can have in itself."""
+    """Whether the rows of the pipeline become records of one topic, by the same steps for every batch."""
     alone = len(declaration.sinks) == 1 and declaration.sinks[0].kind == "topic"
     plain = alone and declaration.sinks[0].format == "json" and declaration.sinks[0].aggregate is None
     steps = declaration.select_step or declaration.where_step or declaration.decode.step
@@ -49,58 +49,30 @@ def fits(declaration: Declaration, flow: Flow, checkpoint: str) -> bool:
 
 
 class Relay:
-    """The batches of one query."""
+    """The small batches of one query."""
 
     def __init__(self, run: Run) -> None:
         (self.sink,) = run.declaration.sinks
         self.run = run
-        self.checkpoint = Checkpoint(run.folder.checkpoint(run.declaration))
-        #: What was counted of batches whose count by Spark is not known yet.
-        self._unconfirmed: dict[int, int] = {}
+        self._checkpoint = Checkpoint(run.folder.checkpoint(run.declaration))
+        self._projections: Projections | None = None
+        self._is_prepared = False
 
-    def start(self, stream: DataFrame) -> StreamingQuery:
-        rows = self.run.flow.sort_out(stream)
-        made = rows.select("*", *_columns(self.run, self.sink, rows)).withColumn("_large", _is_large())
-        sent = made.select(*_COUNTED, "_which", "_task", "_large", *[_unless_large(part) for part in _PARTS])
-        return self.run.start_writer(sent.writeStream.foreachBatch(self._take))
-
-    def confirm(self, query: StreamingQuery) -> None:
-        """What Spark's source delivered is entered for the batches that it has told of since."""
-        waiting = dict(self._unconfirmed)
-        told = _told(query, min(waiting)) if waiting else {}
-        for number, counted in waiting.items():
-            delivered = told.get(number)
-            # Spark tells of one after the other: what it passed over had no rows.
-            if delivered or number < max(told, default=-1):
-                del self._unconfirmed[number]
-            if delivered and delivered != counted:
-                self.run.ledger.correct(self.run.epoch, number, delivered)
-
-    def _take(self, rows: DataFrame, number: int) -> None:
-        self.run.take(rows, number, self._process)
-
-    def _process(self, rows: DataFrame, batch: sinks.Batch) -> BatchEntry:
-        plan = self.checkpoint.plan(batch.number)
-        if plan.records is not None and plan.records <= _SMALL_RECORDS:
-            entry = self._carried(rows, batch)
-            if entry is not None:
-                self._unconfirmed[batch.number] = entry.delivered
-                return entry
-        # A partition that the batch before did not know is read from its beginning, as Spark would.
-        spans = {(span.topic, span.partition): (span.first or 0, span.next) for span in plan.spans}
-        again = source.read_again(batch.spark, self.run.declaration, self.run.connection, spans)
-        return self.run.process(again, batch)
-
-    def _carried(self, rows: DataFrame, batch: sinks.Batch) -> BatchEntry | None:
+    def carry(self, raw: DataFrame, batch: sinks.Batch) -> BatchEntry | None:
         """The batch was written from here; None if it is none for the driver."""
         import pyarrow.compute as pc
 
-        table = rows.toArrow()
+        records = self._checkpoint.plan(batch.number).records
+        if records is None or records > _SMALL_RECORDS:
+            return None
+        table, read = self._rows(raw)
+        if pc.any(table["_large"]).as_py():
+            return None
         entry = self.run.account(_groups(table), batch)
-        entry.delivered = table.num_rows
+        entry.delivered = read
         self.run.object_to(entry)
         letters, place = entry.total("dead"), self.run.dead_letters
-        if pc.any(table["_large"]).as_py() or (letters and place.kind != "topic"):
+        if letters and place.kind != "topic":
             return None
         good, dead = (table.filter(pc.equal(table["_which"], which)) for which in ("good", "dead"))
         if good.num_rows:
@@ -109,6 +81,21 @@ class Relay:
             made = write_here(dead, batch.into(place.target))
             entry.sinks.append(sinks.took("dead letters", None if made.replayed else made.records, letters))
         return entry
+
+    def _rows(self, raw: DataFrame) -> tuple[pyarrow.Table, int]:
+        """What the records become, and how many Spark's source has read."""
+        if not self._is_prepared:
+            self._projections = Projections.of(self._sent(raw), self.run.folder.root / "batch.arrow")
+            self._is_prepared = True
+        if self._projections is not None:
+            return self._projections.table(raw)
+        read = Counted(raw)
+        return self._sent(read.frame).toArrow(), read.rows
+
+    def _sent(self, raw: DataFrame) -> DataFrame:
+        rows = self.run.flow.sort_out(raw)
+        made = rows.select("*", *_columns(self.run, self.sink, rows)).withColumn("_large", _is_large())
+        return made.select(*_COUNTED, "_which", "_task", "_large", *[_unless_large(part) for part in _PARTS])
 
     def _took(self, made: SinkResult, entry: BatchEntry) -> SinkCount:
         expected = None if self.sink.where else entry.total("written")
@@ -159,18 +146,6 @@ def outgoing(run: Run, sink: Sink, rows: DataFrame, headers: Column) -> dict[str
         "value": F.when(good, value).otherwise(F.col("_value")),
         "headers": F.when(good, headers).otherwise(letter),
     }
-
-
-def _told(query: StreamingQuery, since: int) -> dict[int, int]:
-    """How many rows Spark says that it delivered, by batch."""
-    found: dict[int, int] = {}
-    for progress in reversed(query._jsq.recentProgress()):
-        number = int(progress.batchId())
-        if number < since:
-            break
-        # While nothing comes it tells of the batch to come, too, with no rows.
-        found[number] = max(found.get(number, 0), int(progress.numInputRows()))
-    return found
 
 
 def _groups(table: pyarrow.Table) -> Iterator[dict[str, Any]]:

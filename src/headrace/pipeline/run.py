@@ -227,23 +227,19 @@ class Run:
     def _watch(self, query: StreamingQuery) -> None:
         while not query.awaitTermination(_SOON_S if self._stop.is_set() else 1):
             self._enter_stretches(query)
-            self._confirm(query)
             if self._stop.is_set() and self._may_stop(query):
                 query.stop()
             # Spark itself tries for minutes before it gives up, and says nothing meanwhile.
             if time.monotonic() - self._heard_s > _SILENCE_S and not self._stop.is_set():
                 self._patiently(self._require_answers)
                 self._heard_s = time.monotonic()
-        self._confirm(query)
-
-    def _confirm(self, query: StreamingQuery) -> None:
-        if self._relay is not None:
-            self._relay.confirm(query)
 
     def _may_stop(self, query: StreamingQuery) -> bool:
         """Between two batches, where nothing has to be replayed; in real-time mode when another has just begun."""
         if self.trigger.kind != "realtime":
-            return not query.status["isTriggerActive"]
+            status = query.status
+            # While Kafka is away, Spark asks it for minutes what there is. A batch that begins after all does nothing.
+            return not status["isTriggerActive"] or status["message"].startswith("Getting offsets")
         ended = query.lastProgress["batchId"] if query.lastProgress else -1
         if self._ended_when_asked is None:
             self._ended_when_asked = ended
@@ -267,7 +263,6 @@ class Run:
             return watermark.start(self, stream)
         if relay.fits(self.declaration, self.flow, self.folder.checkpoint(self.declaration)):
             self._relay = relay.Relay(self)
-            return self._relay.start(stream)
         return self.start_writer(stream.writeStream.foreachBatch(self.take))
 
     def read_stream(self, *, latency: bool = False) -> DataFrame:
@@ -290,14 +285,13 @@ class Run:
         assert self._flow is not None
         return self._flow
 
-    def take(
-        self, rows: DataFrame, number: int, process: Callable[[DataFrame, sinks.Batch], BatchEntry] | None = None
-    ) -> None:
+    def take(self, raw: DataFrame, number: int) -> None:
         """One batch: sorted out, counted, written, accounted for."""
         began = time.monotonic()
-        batch = self.batch(rows.sparkSession, number)
+        batch = self.batch(raw.sparkSession, number)
         with self.culprit():
-            entry = (process or self.process)(rows, batch)
+            carried = self._relay.carry(raw, batch) if self._relay else None
+            entry = carried or self.process(raw, batch)
             entry.seconds = time.monotonic() - began
             self.enter(entry)
 

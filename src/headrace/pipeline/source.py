@@ -23,6 +23,9 @@ _TUNED = {
     "kafka.max.partition.fetch.bytes": str(16 << 20),
     "kafka.fetch.max.bytes": str(64 << 20),
     "kafka.receive.buffer.bytes": str(1 << 20),
+    # A consumer asks for more as soon as it has something, and the question waits at the broker until records come. A
+    # batch would first wait for that answer, half a second by default, although its own records are there.
+    "kafka.fetch.max.wait.ms": "20",
 }
 # To read a partition in two tasks costs a second start: not for partitions that are a little larger than others.
 _UNEVEN = 1.25
