@@ -19,7 +19,7 @@ Caused by: org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms e
     [
         (_CALL, "Timeout of 60000ms expired before it was determined"),
         (_CALL.split("Caused by")[0], "Exception thrown in awaitResult:"),
-        ("An error occurred while calling o1.next.\n: java.lang.NoSuchFieldError\n\tat x", "java.lang.NoSuchFieldError"),
+        ("An error occurred while calling o1.a.\n: java.lang.NoSuchFieldError\n\tat x", "java.lang.NoSuchFieldError"),
         ("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012\n== SQL ==\nid / 0", "Division by zero"),
     ],
 )  # fmt: skip
