@@ -70,7 +70,7 @@ def test_a_batch_that_fails_leaves_nothing_behind(spark: SparkSession, tmp_path:
     assert made is not None
     with pytest.raises(PySparkException, match="DIVIDE_BY_ZERO"):
         made.table(_batch(spark, 0, 3))
-    assert spark._jvm.org.apache.spark.TaskContext.get() is None  # type: ignore[union-attr]
+    assert spark._jvm.org.apache.spark.TaskContext.get() is None
     assert not list(tmp_path.iterdir())
     table, read = made.table(_batch(spark, 1, 4))
     assert (table.to_pylist(), read) == ([{"n": 6}, {"n": 3}, {"n": 2}], 3)
