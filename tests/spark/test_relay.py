@@ -13,6 +13,7 @@ import pytest
 from headrace.errors import Failed
 from headrace.pipeline import relay
 from headrace.pipeline.flow import Flow
+from headrace.pipeline.jobless import Projections
 from headrace.pipeline.kafka_sink import write_here
 from headrace.pipeline.ledger import Ledger
 from headrace.transport.consume import consume
@@ -198,6 +199,33 @@ def test_now_is_another_one_for_each_batch(shop: Workshop, headrace_topic: Topic
     assert carried == [1, 1, 1]
     times = [json.loads(record.value or b"")["at"] for record in consume(shop.connection, target)]
     assert times[0] < times[1] < times[2]
+
+
+@pytest.mark.parametrize(("partitions", "without_a_job"), [(8, True), (9, False)])
+def test_many_partitions_are_read_side_by_side(
+    shop: Workshop, headrace_topic: Topic, carried: _Carried, monkeypatch: pytest.MonkeyPatch, *,
+    partitions: int, without_a_job: bool,
+) -> None:  # fmt: skip
+    source, target = headrace_topic(partitions=partitions), headrace_topic(partitions=1)
+    shop.declare(
+        '[pipelines.p]\nfrom = "<source>"\ndecode = { json = "id long" }\ninto = { topic = "<target>" }\n',
+        source=source, target=target,
+    )  # fmt: skip
+    with transaction(shop.connection) as writing:
+        for number in range(5 * partitions):
+            writing.send(source, {"id": number}, partition=number % partitions)
+    batches, whole = list[Any](), Projections.table
+
+    def table(projections: Projections, raw: Any) -> Any:
+        batches.append(raw)
+        return whole(projections, raw)
+
+    monkeypatch.setattr(Projections, "table", table)
+    assert totals(shop.run()) == {"written": 5 * partitions}
+    assert carried == [5 * partitions]
+    assert bool(batches) == without_a_job
+    found = [json.loads(record.value or b"")["id"] for record in consume(shop.connection, target)]
+    assert sorted(found) == list(range(5 * partitions))
 
 
 class _TakenBack(Exception):

@@ -57,6 +57,13 @@ def test_ports_lent_to_outgoing_connections_come_last(
     assert ports.choose(a_home(tmp_path / "late"), cache, 6, None)[0] >= first
 
 
+def test_a_console_takes_no_port_of_a_cluster_that_sleeps(tmp_path: Path, cache: Path) -> None:
+    reserved = ports.choose(a_home(tmp_path / "asleep"), cache, 3, None)
+    assert ports.choose_once(cache, reserved[0]) not in {*reserved, 9092, 19092, 29092}
+    (port,) = ports.choose_for_service(a_home(tmp_path / "other"), cache, reserved[1], 1)
+    assert port not in {*reserved, 9092, 19092, 29092}
+
+
 def test_whoever_connects_from_a_port_is_named_as_its_holder(taken: int) -> None:
     with socket.create_connection(("127.0.0.1", taken)) as going_out:
         assert ports.holder(going_out.getsockname()[1]).startswith(f"pid {os.getpid()} (")

@@ -78,7 +78,7 @@ def _serving(
     folder = default_cache() / "consoles" / hashlib.sha256(connection.bootstrap.encode()).hexdigest()[:16]
     return Serving(
         folder=cluster.home.node("console") if cluster else folder,
-        port=port or choose_once(8080),
+        port=port or choose_once(default_cache(), 8080),
         connection=connection,
         home=cluster.home.root if cluster else None,
         host=host,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -48,15 +48,16 @@ def choose_for_service(home: Home, cache: Path, first_choice: int, count: int) -
     """
     with _reservations(cache) as reserved:
         taken = set(reserved)
-        first = first_choice if first_choice not in taken and is_free(first_choice) else _anywhere(1, taken)[0]
-        rest = _anywhere(count - 1, {*taken, first}) if count > 1 else ()
+        first = _beside_kafka(first_choice, taken)
+        rest = _anywhere(count - 1, {*taken, first}, _BASES) if count > 1 else ()
         reserved.update({port: str(home.root) for port in (first, *rest)})
         return (first, *rest)
 
 
-def choose_once(first_choice: int) -> int:
-    """A port that is free now, for a process that remembers nothing."""
-    return first_choice if is_free(first_choice) else _anywhere(1, set())[0]
+def choose_once(cache: Path, first_choice: int) -> int:
+    """A port that is free now and nobody's, for a process that remembers nothing."""
+    with _reservations(cache) as reserved:
+        return _beside_kafka(first_choice, set(reserved))
 
 
 def release(home: Home, cache: Path) -> None:
@@ -90,17 +91,18 @@ def _named(base: int, count: int, reserved: dict[int, str], others: set[int]) ->
     return ports
 
 
-def _anywhere(count: int, others: set[int]) -> tuple[int, ...]:
-    for base in _bases():
+def _beside_kafka(first_choice: int, taken: set[int]) -> int:
+    """A port for another service: those that are everybody's first choice for Kafka are left to Kafka."""
+    return first_choice if first_choice not in taken and is_free(first_choice) else _anywhere(1, taken, _BASES)[0]
+
+
+def _anywhere(count: int, others: set[int], bases: Iterable[int] = (*_FIRST_CHOICES, *_BASES)) -> tuple[int, ...]:
+    first, last = _lent()
+    for base in sorted(bases, key=lambda base: first - _BASES.step < base <= last):
         ports = tuple(range(base, base + count))
         if not others.intersection(ports) and all(is_free(port) for port in ports):
             return ports
     raise SetupError(f"no {count} free ports in a row were found", hint="headrace up --base-port P")
-
-
-def _bases() -> list[int]:
-    first, last = _lent()
-    return sorted((*_FIRST_CHOICES, *_BASES), key=lambda base: first - _BASES.step < base <= last)
 
 
 def _lent() -> tuple[int, int]:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 # At most a hundred megabytes together.
 _SMALL_RECORDS = 5_000
 _SMALL_BYTES = 20_000
+# They are read one after the other; tasks read more of them sooner, side by side.
+_FEW_PARTITIONS = 8
 _PARTS = ("topic", "key", "value", "headers")
 _COUNTED = ("_topic", "_partition", "_offset", "_outcome", "_rule", "_warned")
 
@@ -62,10 +64,11 @@ class Relay:
         """The batch was written from here; None if it is none for the driver."""
         import pyarrow.compute as pc
 
-        records = self._checkpoint.plan(batch.number).records
-        if records is None or records > _SMALL_RECORDS:
+        plan = self._checkpoint.plan(batch.number)
+        if plan.records is None or plan.records > _SMALL_RECORDS:
             return None
-        table, read = self._rows(raw)
+        few = sum(span.records != 0 for span in plan.spans) <= _FEW_PARTITIONS
+        table, read = self._rows(raw, self._prepared(raw) if few else None)
         if pc.any(table["_large"]).as_py():
             return None
         entry = self.run.account(_groups(table), batch)
@@ -82,13 +85,16 @@ class Relay:
             entry.sinks.append(sinks.took("dead letters", None if made.replayed else made.records, letters))
         return entry
 
-    def _rows(self, raw: DataFrame) -> tuple[pyarrow.Table, int]:
-        """What the records become, and how many Spark's source has read."""
+    def _prepared(self, raw: DataFrame) -> Projections | None:
         if not self._is_prepared:
             self._projections = Projections.of(self._sent(raw), self.run.folder.root / "batch.arrow")
             self._is_prepared = True
-        if self._projections is not None:
-            return self._projections.table(raw)
+        return self._projections
+
+    def _rows(self, raw: DataFrame, projections: Projections | None) -> tuple[pyarrow.Table, int]:
+        """What the records become, without a job if there are projections, and how many Spark's source has read."""
+        if projections is not None:
+            return projections.table(raw)
         read = Counted(raw)
         return self._sent(read.frame).toArrow(), read.rows
 
