@@ -30,7 +30,8 @@ class Projections:
         # The settings that hold while expressions are compiled are those of the thread's session.
         spark.sql.SparkSession.setActiveSession(rows.sparkSession._jsparkSession)
         make = spark.sql.catalyst.expressions.UnsafeProjection.create
-        self._projections = [make(expressions, inputs) for expressions, inputs in steps]
+        projections = [make(expressions, inputs) for expressions, inputs in steps]
+        self._row_of = jvm.scala.Function.chain(jvm.PythonUtils.toSeq(projections))
         self._schema = rows._jdf.schema()
         self._contexts = getattr(getattr(spark, "TaskContext$"), "MODULE$")
         self._arrow = getattr(getattr(spark.sql.execution.arrow, "ArrowConverters$"), "MODULE$")
@@ -81,9 +82,7 @@ class Projections:
         context = self._contexts.empty()
         self._contexts.setTaskContext(context)
         try:
-            rows = records.iterator(partition, context)
-            for projection in self._projections:
-                rows = rows.map(projection)
+            rows = records.iterator(partition, context).map(self._row_of)
             writer.writeBatches(self._arrow.toBatchIterator(rows, self._schema, 0, "UTC", True, False, context))
             return int(context.taskMetrics().inputMetrics().recordsRead())
         finally:
