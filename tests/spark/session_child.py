@@ -17,6 +17,7 @@ from headrace.errors import HeadraceError
 from headrace.pipeline import session
 from headrace.pipeline.flow import SETTINGS
 from headrace.pipeline.pipeline import Pipeline
+from headrace.pipeline.run import RunOptions
 from headrace.pipeline.session import SessionSpec, start_spark, stop_spark
 
 # Executors on the machine that runs everything else: small, and quick to start rather than quick to run.
@@ -72,6 +73,17 @@ def cluster(folder: Path, master: str, name: str, bootstrap: str) -> None:
     stop_spark()
 
 
+def crowded(folder: Path, master: str, name: str, bootstrap: str) -> None:
+    """The same with executors that no worker has room for; the error as an impatient user gets it."""
+    conf = {**SETTINGS, **_SMALL_CLUSTER, "spark.executor.memory": "900g"}
+    spark = start_spark(SessionSpec(folder / "spark", master, conf=conf))
+    try:
+        Pipeline.from_file(folder, name).run(bootstrap, once=True, spark=spark, options=RunOptions(patience_s=1))
+    except HeadraceError as error:
+        tell(error=error.problem, why=error.why, code=error.exit_code)
+    stop_spark()
+
+
 def refused(folder: Path, master: str, *settings: str) -> None:
     """A session that cannot be had; the error as a user gets it."""
     try:
@@ -81,6 +93,6 @@ def refused(folder: Path, master: str, *settings: str) -> None:
 
 
 if __name__ == "__main__":
-    {"twice": twice, "wait": wait, "cluster": cluster, "refused": refused}[sys.argv[1]](  # type: ignore[operator]
+    {"twice": twice, "wait": wait, "cluster": cluster, "crowded": crowded, "refused": refused}[sys.argv[1]](  # type: ignore[operator]
         Path(sys.argv[2]), *sys.argv[3:]
     )

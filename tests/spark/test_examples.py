@@ -68,8 +68,11 @@ def test_breadcrumbs_on_a_cluster_of_two_workers(
     given = _values(breadcrumbs(records=300, bad=0.1, seed=5))
     send(headrace_cluster, topic, given)
     with standalone(tmp_path / "cluster") as master:
+        [refusal] = told("crowded", tmp_path, master, "breadcrumbs", headrace_cluster.bootstrap)
         [answer] = told("cluster", tmp_path, master, "breadcrumbs", headrace_cluster.bootstrap)
     rows = [row for row in map(_independent, given) if row is not None]
+    assert (refusal["error"], refusal["code"]) == (f"Spark at {master} has given no executor", 4)
+    assert "spark.executor.memory" in refusal["why"]
     assert answer["balanced"]
     assert (answer["outcomes"]["written"], answer["outcomes"]["dead"]) == (len(rows), len(given) - len(rows))
     found = [row for batch in read_table(tmp_path / "tables/breadcrumbs").batches() for row in batch.to_pylist()]

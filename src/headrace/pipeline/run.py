@@ -232,6 +232,7 @@ class Run:
             # Spark itself tries for minutes before it gives up, and says nothing meanwhile.
             if time.monotonic() - self._heard_s > _SILENCE_S and not self._stop.is_set():
                 self._patiently(self._require_answers)
+                self._patiently(lambda: trouble.require_executors(self.spark))
                 self._heard_s = time.monotonic()
 
     def _may_stop(self, query: StreamingQuery) -> bool:

@@ -133,7 +133,11 @@ class SessionSpec:
 
     @property
     def is_local(self) -> bool:
-        return self.master.startswith("local") and not self.master.startswith("local-cluster")
+        return is_local(self.master)
+
+
+def is_local(master: str) -> bool:
+    return master.startswith("local") and not master.startswith("local-cluster")
 
 
 def start_spark(spec: SessionSpec) -> SparkSession:

@@ -1,8 +1,8 @@
 """What goes wrong under a run: what passes and is waited out, and what ends it, in words.
 
-Kafka or a registry that does not answer passes. Records that were deleted or expired before they were read do not: the
-run stops before its first batch if it can be known then, and names the ranges that are lost. A full disk and whatever
-else fails stops it too; nothing of the batch at work counts as done.
+Kafka or a registry that does not answer passes, and so does a Spark cluster that has no room. Records that were deleted
+or expired before they were read do not: the run stops before its first batch if it can be known then, and names the
+ranges that are lost. A full disk and whatever else fails stops it too; nothing of the batch at work counts as done.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from headrace.pipeline.checkpoint import Checkpoint, Offsets
 from headrace.pipeline.declaration import Declaration
 from headrace.pipeline.flow import in_words as spark_in_words
 from headrace.pipeline.folder import PipelineFolder
-from headrace.pipeline.session import spark_log
+from headrace.pipeline.session import is_local, spark_log
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from headrace.transport.client import Connection
     from headrace.transport.extent import TopicExtent
 
@@ -61,6 +63,20 @@ def in_words(
             hint="make room, then start it again",
         )
     return Failed(f"pipeline {declaration.name} failed", why=spark_in_words(error)[:500], log=spark_log())
+
+
+def require_executors(spark: SparkSession) -> None:
+    """Spark has somebody to run the job at hand: a cluster that is busy or too small gives nobody, and says nothing."""
+    context = spark.sparkContext
+    if is_local(context.master) or not context.statusTracker().getActiveJobsIds():
+        return
+    executors = context._jsc.sc().getExecutorMemoryStatus().size() - 1  # the driver is among them
+    if not executors:
+        raise Unreachable(
+            f"Spark at {context.master} has given no executor",
+            why="its workers are busy, or have less than spark.executor.memory and spark.executor.cores ask for",
+            hint='"spark.executor.memory" = "512m", in the spark table of the pipeline, asks for less',
+        )
 
 
 def held(connection: Connection, declaration: Declaration) -> dict[str, TopicExtent | None]:
