@@ -40,7 +40,7 @@ def read(bootstrap: str, topic: str) -> list[Record]:
     """Every record of the topic, in the order of each partition."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": f"test-{uuid.uuid4().hex}"})
     try:
-        partitions = consumer.list_topics(topic, timeout=20).topics[topic].partitions
+        partitions = consumer.list_topics(topic, timeout=60).topics[topic].partitions
         ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=20)[1] for p in partitions}
         consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
         found: list[Record] = []
@@ -61,7 +61,7 @@ def read(bootstrap: str, topic: str) -> list[Record]:
 
 def leaders(bootstrap: str, topic: str) -> dict[int, int]:
     """The leader of each partition; -1 where there is none."""
-    found = AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic, timeout=10).topics[topic]
+    found = AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic, timeout=60).topics[topic]
     return {number: partition.leader for number, partition in found.partitions.items()}
 
 
@@ -71,7 +71,7 @@ def wait_settled(bootstrap: str, *topics: str) -> None:
     A commit is answered when it is decided; the partitions hear of it a moment later.
     """
     client = AdminClient({"bootstrap.servers": bootstrap})
-    known = client.list_topics(timeout=20).topics
+    known = client.list_topics(timeout=60).topics
     latest = {TopicPartition(name, p): OffsetSpec.latest() for name in topics for p in known[name].partitions}
 
     def ends(isolation: IsolationLevel) -> dict[tuple[str, int], int]:

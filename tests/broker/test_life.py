@@ -92,7 +92,7 @@ def test_two_clusters_run_side_by_side(run: Headrace, make_home: MakeHome) -> No
         create_topic(bootstrap, f"at-{bootstrap.split(':')[1]}", 1, 1)
         assert bootstrap != other
     run("down", "--wipe", "--yes", home=homes[0])
-    topics = AdminClient({"bootstrap.servers": bootstraps[1]}).list_topics(timeout=10).topics
+    topics = AdminClient({"bootstrap.servers": bootstraps[1]}).list_topics(timeout=60).topics
     assert f"at-{bootstraps[1].split(':')[1]}" in topics
     assert f"at-{bootstraps[0].split(':')[1]}" not in topics
 

@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 def partitions(bootstrap, topic):
-    return AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic, timeout=10).topics[topic].partitions
+    return AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic, timeout=60).topics[topic].partitions
 
 def test_topics_are_fresh(headrace_cluster, headrace_topic):
     first, second = headrace_topic(partitions=3, retention_ms=5000), headrace_topic()

@@ -129,7 +129,7 @@ def test_topics_do_not_appear_behind_the_users_back(headrace_cluster: Cluster) -
     producer.flush(60)
     assert [error is None for error in failures] == [False]
     admin = AdminClient({"bootstrap.servers": headrace_cluster.bootstrap})
-    assert "no-such-topic" not in admin.list_topics(timeout=10).topics
+    assert "no-such-topic" not in admin.list_topics(timeout=60).topics
 
 
 def _silent() -> logging.Logger:
@@ -288,7 +288,7 @@ def test_internal_topics_survive_a_dead_broker(
     consumer = Consumer(settings, logger=_silent())
     consumer.commit(offsets=[TopicPartition(topic, 0, 4)], asynchronous=False)
 
-    metadata = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=10)
+    metadata = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=60)
     internal = {name: found for name, found in metadata.topics.items() if name.startswith("__")}
     assert {"__consumer_offsets", "__transaction_state"} <= set(internal)
     for name, found in internal.items():
