@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test browser labs lint docs bench lock clean
+.PHONY: demo test browser labs lint docs bench audit lock clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/headrace demo
@@ -41,6 +41,10 @@ docs: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench.startup
+
+# Both locks against the advisories of audit/advisories.txt: red when a published fix has waited for two weeks.
+audit: $(VENV)/.dev
+	PATH=$(BIN):$$PATH $(BIN)/python -m audit.pins
 
 # New versions for every dependency, within the bounds of pyproject.toml. The locks name no index: yours is used.
 lock: $(VENV)/.dev

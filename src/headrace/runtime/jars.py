@@ -208,7 +208,7 @@ def _verify(folder: Path, artifacts: Sequence[Artifact], complaint: str) -> None
                 f"{artifact.file_name} is not the file that was locked: nothing was installed",
                 why=f"expected SHA-256 {artifact.sha256} and {artifact.size} bytes, "
                 f"got {_sha256(path)} and {path.stat().st_size}",
-                hint="try again; if it stays so, the mirror (or somebody on the way) serves another file",
+                hint="try again; if it fails again, the mirror or a proxy serves another file",
             )
 
 

@@ -8,13 +8,18 @@ process is gone means that the process died.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import struct
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import psutil
@@ -31,6 +36,9 @@ MARKER = "-Dheadrace.process="
 # The kernel's start time is exact, but it is told relative to a boot time that a clock correction may move.
 _CLOCK_SLACK_S = 2.0
 
+# Linux's question for what it knows of a process that somebody else has waited for, and the part of it that we want.
+_PIDFD_GET_INFO, _INFO_EXIT = 0xC040FF0B, 8
+
 # Children of this very interpreter (library use, tests) must be reaped, else a dead one lingers as a zombie.
 _children: set[int] = set()
 
@@ -42,6 +50,8 @@ class ProcessRecord:
     pid: int
     started: float
     marker: str
+    #: The command that has ended it on purpose, if one has.
+    ended_by: str | None = None
 
     def find(self) -> psutil.Process | None:
         """The live process, or None if it is gone (or if its pid belongs to somebody else by now)."""
@@ -85,6 +95,7 @@ class Supervised:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.record_file = folder / "process.json"
+        self._exit_file = folder / "exit.json"
         self.marker = f"{MARKER}{folder}"
 
     @property
@@ -94,7 +105,8 @@ class Supervised:
             document = read_json(self.record_file)
             if document is None:
                 return None
-            return ProcessRecord(int(document["pid"]), float(document["started"]), str(document["marker"]))
+            ended_by = document.get("ended_by")
+            return ProcessRecord(int(document["pid"]), float(document["started"]), str(document["marker"]), ended_by)
         except (SetupError, KeyError, TypeError, ValueError):
             return None
 
@@ -155,6 +167,30 @@ class Supervised:
             raise NodeFailed(f"{self.folder.name} ended at once", log=output) from None
         return process
 
+    def note_end(self, by: str) -> None:
+        """The record says that the command `by` is about to end the process: its end is then no failure."""
+        record = self.record
+        if record:
+            with suppress(OSError):  # a full disk must not keep anything from being stopped
+                write_json(self.record_file, asdict(record) | {"ended_by": by}, durable=False)
+
+    def note_exit(self, status: int) -> None:
+        """How the process has ended is kept: the wait status, as the system gives it."""
+        record = self.record
+        if record:
+            with suppress(OSError):
+                write_json(self._exit_file, {"pid": record.pid, "status": status}, durable=False)
+
+    @property
+    def exit_status(self) -> int | None:
+        """The wait status of the process of the record, if it has ended and a watcher has seen how."""
+        record = self.record
+        with suppress(SetupError, KeyError, TypeError, ValueError):
+            document = read_json(self._exit_file) or {}
+            if record and int(document["pid"]) == record.pid:
+                return int(document["status"])
+        return None
+
     def signal(self, number: signal.Signals) -> bool:
         """The signal was sent, to the children of the process too; False if the process is gone."""
         process = self.find()
@@ -195,6 +231,34 @@ class Supervised:
         return max(0.0, time.time() - record.started) if record and record.find() else None
 
 
+class ProcessHandle:
+    """A process that can be waited for by whoever is not its parent, on Linux by a descriptor of it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        #: Readable once the process has ended; None where the system has no such descriptors.
+        self.descriptor = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+
+    def close(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+
+    def exit_status(self) -> int | None:
+        """The wait status of the process, which has ended; None where the system does not tell it to strangers."""
+        with suppress(OSError, IndexError, ValueError):
+            # Nobody has waited for it yet. The name, in brackets, may hold blanks.
+            words = Path(f"/proc/{self.pid}/stat").read_text(encoding="latin-1").rpartition(")")[2].split()
+            return int(words[49]) if words[0] == "Z" else None
+        if self.descriptor is None:
+            return None
+        info = bytearray(struct.pack("=QQ", _INFO_EXIT, 0) + bytes(48))
+        with suppress(OSError):  # before Linux 6.15
+            fcntl.ioctl(self.descriptor, _PIDFD_GET_INFO, info)
+            if struct.unpack_from("=Q", info)[0] & _INFO_EXIT:
+                return int(struct.unpack_from("=i", info, 60)[0])
+        return None
+
+
 def memory_bytes(process: psutil.Process) -> int | None:
     """Proportional memory (shared pages split among their users), or resident where that is not told."""
     try:
@@ -205,19 +269,59 @@ def memory_bytes(process: psutil.Process) -> int | None:
         return None
 
 
-def strays() -> Iterator[tuple[psutil.Process, Path]]:
-    """Processes that headrace started but no longer has a record of, with the folder they name."""
+def marked() -> Iterator[tuple[psutil.Process, Path]]:
+    """Every process that headrace started, with the folder that its command line names."""
     for process in psutil.process_iter():
         try:
             named = [word for word in process.cmdline() if word.startswith(MARKER)]
         except psutil.Error:
             continue
-        if not named:
-            continue
-        folder = Path(named[0].removeprefix(MARKER))
+        if named:
+            yield process, Path(named[0].removeprefix(MARKER))
+
+
+def strays() -> Iterator[tuple[psutil.Process, Path]]:
+    """Processes that headrace started but no longer has a record of, with the folder they name."""
+    for process, folder in marked():
         record = Supervised(folder).record
         if record is None or record.pid != process.pid:
             yield process, folder
+
+
+def end_stray(process: psutil.Process, folder: Path) -> None:
+    """A process that no record knows has ended, by SIGKILL."""
+    try:
+        process.kill()
+        # A zombie holds nothing; only its parent can remove it.
+        eventually(lambda: not process.is_running() or not _is_dying(process), 10)
+    except psutil.NoSuchProcess:
+        return
+    except NotYet:
+        raise NodeFailed(f"pid {process.pid}, left over from {folder.name}, does not end") from None
+
+
+@contextmanager
+def ended_like_ctrl_c(*signals: signal.Signals) -> Iterator[None]:
+    """During the block these signals end it as Ctrl-C does: no process that it started stays behind.
+
+    The first one counts; a second must not cut the clean-up short. A signal that somebody else handles is left to them.
+    """
+    ours: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():  # only there may signals be taken
+        ours = [number for number in signals if signal.getsignal(number) == signal.SIG_DFL]
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in ours:
+            signal.signal(each, signal.SIG_IGN)
+        signal.default_int_handler(number, frame)
+
+    for number in ours:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def plain_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

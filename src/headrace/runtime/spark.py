@@ -1,19 +1,21 @@
 """Spark's class path: which jars a JVM of Spark is started with, and which Java flags it needs.
 
-Most are the jars that PySpark brings; what it lacks (Kafka, Avro, Delta) comes from the lock. PySpark is found here,
-never imported: that takes half a second. The order is always the same, because a class archive fits one class path.
+Most are the jars that PySpark brings; what it lacks (Kafka, Avro, Delta) comes from the lock, and so do newer versions
+of some that it brings with known vulnerabilities. PySpark is found here, never imported: that takes half a second. The
+order is always the same, because a class archive fits one class path.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import tempfile
 import zipfile
 from pathlib import Path
 
 from headrace.errors import SetupError
-from headrace.runtime.jars import JarCache
+from headrace.runtime.jars import JarCache, lock
 from headrace.runtime.java import Java
 
 # What a pipeline on this machine never uses, by the beginning of the jars' names. MLlib alone costs a fifth of the
@@ -54,10 +56,24 @@ JVM_FLAGS = (
 
 def class_path(cache: JarCache, java: Java, *, every: bool = False) -> list[Path]:
     """All that a driver needs to run pipelines on this machine; `every`: all that PySpark has besides."""
-    own = cache.classpath("spark", java)
-    found = pyspark_jars()
-    chosen = found if every else [jar for jar in found if not jar.name.startswith(_LEFT_OUT)]
-    return [*own, *(_unsigned(jar, cache.root) if jar.name.startswith(_SIGNED) else jar for jar in chosen)]
+    locked = {artifact.name for artifact in lock()["spark"]}
+    kept = [jar for jar in pyspark_jars() if artifact_name(jar) not in locked]
+    chosen = kept if every else [jar for jar in kept if not jar.name.startswith(_LEFT_OUT)]
+    return [
+        *cache.classpath("spark", java),
+        *(_unsigned(jar, cache.root) if jar.name.startswith(_SIGNED) else jar for jar in chosen),
+    ]
+
+
+def additions(cache: JarCache, java: Java) -> list[Path]:
+    """What PySpark's jars lack: what another Spark has to be given. Its own copies of the rest come first there."""
+    theirs = {artifact_name(jar) for jar in pyspark_jars()}
+    return [jar for jar in cache.classpath("spark", java) if artifact_name(jar) not in theirs]
+
+
+def artifact_name(jar: Path) -> str:
+    """The name of a jar without its version: `jackson-core` for `jackson-core-2.21.8.jar`."""
+    return re.split(r"-(?=\d+\.)", jar.stem, maxsplit=1)[0]
 
 
 def pyspark_folder() -> Path:

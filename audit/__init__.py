@@ -1,0 +1,1 @@
+"""What is pinned, against known vulnerabilities."""
