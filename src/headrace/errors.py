@@ -1,17 +1,21 @@
 """Every exception that headrace raises on purpose.
 
-    HeadraceError                 exit code
-    ├── UsageError                2    what was asked for cannot be asked for
-    │   └── ConfigError           2    headrace.toml, a flag or an environment variable is wrong
-    ├── SetupError                3    this machine is not ready: Java, port, disk, jars, permissions
-    ├── Unreachable               4    no cluster answers at the address
-    └── Failed                    1    it was tried and did not work
-        ├── NodeFailed            1    a process of the cluster did not start, or died
-        ├── Incompatible          1    a registry refuses a schema: it breaks readers of the subject
-        └── CodecError            1    a record does not fit its schema, or its bytes are damaged
+    HeadraceError                 exit code, HTTP status
+    ├── UsageError                2  400   what was asked for cannot be asked for
+    │   ├── ConfigError           2  400   headrace.toml, a flag or an environment variable is wrong
+    │   ├── AlreadyExists         2  409   what was to be created exists
+    │   ├── NotFound              2  404   a topic, a group, a subject … of that name does not exist
+    │   └── NotAllowed            2  403   it exists, but it may not be changed here
+    ├── SetupError                3  409   this machine is not ready: Java, port, disk, jars, permissions
+    ├── Unreachable               4  503   no cluster answers at the address
+    └── Failed                    1  409   it was tried and did not work
+        ├── NodeFailed            1  409   a process of the cluster did not start, or died
+        ├── TimedOut              1  409   it takes longer than it was given; what was begun goes on
+        ├── Incompatible          1  409   a registry refuses a schema: it breaks readers of the subject
+        └── CodecError            1  409   a record does not fit its schema, or its bytes are damaged
 
 Each one says four things: the problem, why it is so, what to try, and where to look.
-They are printed in one place, the error boundary of the command line.
+They are printed in one place, the error boundary of the command line; the console's API answers with the status.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ class HeadraceError(Exception):
     """The base of all: catch this one to catch whatever headrace raises on purpose."""
 
     exit_code = 1
+    http_status = 409
 
     def __init__(
         self,
@@ -55,10 +60,29 @@ class UsageError(HeadraceError):
     """What was asked for cannot be asked for."""
 
     exit_code = 2
+    http_status = 400
 
 
 class ConfigError(UsageError):
     """A setting in headrace.toml, a flag or the environment is wrong."""
+
+
+class NotFound(UsageError):
+    """What was named does not exist."""
+
+    http_status = 404
+
+
+class NotAllowed(UsageError):
+    """It exists, but it may not be changed here."""
+
+    http_status = 403
+
+
+class AlreadyExists(UsageError):
+    """What was to be created exists."""
+
+    http_status = 409
 
 
 class SetupError(HeadraceError):
@@ -71,6 +95,7 @@ class Unreachable(HeadraceError):
     """No cluster answers at the address."""
 
     exit_code = 4
+    http_status = 503
 
 
 class Failed(HeadraceError):
@@ -79,6 +104,10 @@ class Failed(HeadraceError):
 
 class NodeFailed(Failed):
     """A process of the cluster did not start, or died."""
+
+
+class TimedOut(Failed):
+    """It takes longer than it was given. What was begun goes on: ask again."""
 
 
 class Incompatible(Failed):

@@ -8,6 +8,8 @@
         process.json        pid and start time of the running process
         server.log          what the node says (rotated)
         data/               Kafka's own files: segments, indexes, the metadata log
+      labs/                 results of labs, and the homes of the clusters that labs start
+        lock                held by a run of labs for as long as it lives
 
 All folders are 0700 and all files 0600: records are nobody else's business.
 This module knows names and permissions; what the files mean is known by the rooms that write them.
@@ -15,12 +17,13 @@ This module knows names and permissions; what the files mean is known by the roo
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -62,6 +65,11 @@ class Home:
     def cluster_file(self) -> Path:
         return self.root / "cluster.json"
 
+    @property
+    def labs(self) -> Path:
+        """Where labs keep their files and results."""
+        return self.root / "labs"
+
     def node(self, name: str) -> Path:
         return self.root / name
 
@@ -88,24 +96,47 @@ class Home:
     @contextmanager
     def lock(self, doing: str) -> Iterator[None]:
         """No other command changes this cluster while the block runs."""
-        path = self.root / "lock"
-        with open_private(path, "a+") as handle:
+        handle = self._open_lock()
+        try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                handle.seek(0)
                 raise SetupError(
                     f"another headrace command is at work on {self.root}",
-                    why=handle.read().strip() or "it holds the lock",
+                    why=self.holder() or "it holds the lock",
                     hint="wait until it has ended, then repeat the command",
                 ) from None
-            handle.truncate(0)
-            handle.write(f"`headrace {doing}` runs as pid {os.getpid()}\n")
-            handle.flush()
+            # Who holds it is a courtesy: on a full disk it cannot be written, and `down` is what frees room there.
+            with suppress(OSError):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"`headrace {doing}` runs as pid {os.getpid()}\n".encode(), 0)
             try:
                 yield
             finally:
-                handle.truncate(0)
+                with suppress(OSError):
+                    os.ftruncate(handle, 0)
+        finally:
+            os.close(handle)
+
+    def _open_lock(self) -> int:
+        """The lock file; on a disk without room for one, the folder itself can be locked as well."""
+        try:
+            return os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                return os.open(self.root, os.O_RDONLY)
+            raise
+
+    def holder(self) -> str | None:
+        """Which command holds the lock right now, in words."""
+        try:
+            with (self.root / "lock").open(encoding="utf-8") as handle:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return (self.root / "lock").read_text(encoding="utf-8").strip() or "another headrace command"
+        except OSError:
+            return None
+        return None
 
 
 def open_private(path: Path, mode: str) -> IO[Any]:
@@ -129,6 +160,18 @@ def write_private(path: Path, text: str, *, durable: bool = True) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def remove_for_good(path: Path) -> None:
+    """The file is gone, also after a power cut."""
+    if not path.exists():
+        return
+    path.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def write_json(path: Path, document: Mapping[str, Any], *, durable: bool = True) -> None:

@@ -58,8 +58,10 @@ class Quorum:
 class Admin(TopicAdmin):
     """Questions to a Kafka, and changes of it.
 
-    with Admin("127.0.0.1:9092") as admin:
-        print([topic.name for topic in admin.topics()])
+    As a context manager it closes its connections at the end:
+
+        with Admin("127.0.0.1:9092") as admin:
+            print([topic.name for topic in admin.topics()])
     """
 
     def brokers(self) -> tuple[BrokerView, ...]:
@@ -74,6 +76,11 @@ class Admin(TopicAdmin):
                 key=lambda broker: broker.broker_id,
             )
         )
+
+    def cluster_id(self) -> str | None:
+        """The id that the cluster was formatted with."""
+        found: str | None = self._metadata().cluster_id
+        return found
 
     def quorum(self) -> Quorum:
         """The state of the metadata quorum."""

@@ -30,7 +30,6 @@ class BatchHeader:
     size_bytes: int
     leader_epoch: int
     codec: str
-    append_time: bool
     transactional: bool
     control: bool
     producer_id: int
@@ -63,7 +62,6 @@ def _header(fields: tuple[int, ...], size_bytes: int, body: memoryview) -> Batch
         size_bytes=size_bytes,
         leader_epoch=epoch,
         codec=CODECS.get(attributes & 0x07, f"unknown ({attributes & 0x07})"),
-        append_time=bool(attributes & 0x08),
         transactional=bool(attributes & 0x10),
         control=control,
         producer_id=producer,

@@ -22,20 +22,21 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import Failed, UsageError
+from headrace.errors import Failed, NotFound, UsageError
 from headrace.transport.admin import Admin
 from headrace.transport.batches import BatchHeader
 from headrace.transport.client import HasBootstrap, connect
 from headrace.transport.expression import Expression
-from headrace.transport.fates import BrowsedRecord, Fates, Mark
-from headrace.transport.looks import Look
 from headrace.transport.offsets import Start
-from headrace.transport.records import JsonRecord
+from headrace.transport.records import JsonRecord, headers_of
+from headrace.transport.render import Look
 from headrace.transport.survey import EARLIEST, LATEST, Survey
-from headrace.transport.topics import Topic
+from headrace.transport.topics import Topic, TopicDescription
+from headrace.transport.visibility import BrowsedRecord, Fates, Mark
 
 _MOST_BYTES = 16_000_000
 _MOST_PAGE_BYTES = 32_000_000
+_MOST_COUNTED_BYTES = 16_000_000
 _SEARCHED_AT_ONCE, _SEARCHED_AT_MOST = 5_000, 200_000
 _SEARCH_S = 4.0
 _READ_PATIENCE_S = 10.0
@@ -175,11 +176,7 @@ class Browser:
         """The records that are wanted, with their marks."""
         with self._lock:
             topic = self._topic(query.topic)
-            wanted = query.partitions or tuple(p.partition for p in topic.partitions)
-            known = {p.partition for p in topic.partitions}
-            for number in wanted:
-                if number not in known:
-                    raise UsageError(f"{query.topic} has no partition {number}", why=f"it has {len(known)}")
+            wanted = _chosen(topic, query.partitions)
             spans = self._spans(topic, wanted)
             silent = tuple(number for number in wanted if number not in spans)
             if not spans:
@@ -190,10 +187,10 @@ class Browser:
         """One record with the whole of its value."""
         with self._lock:
             found = self._topic(topic)
-            spans = self._spans(found, (partition,))
+            spans = self._spans(found, _chosen(found, (partition,)))
             messages = self._read({partition: (offset, offset + 1)}, topic).messages
             if not messages or messages[0].offset() != offset:
-                raise UsageError(
+                raise NotFound(
                     f"{topic}/{partition} has no record at offset {offset}",
                     why=f"it holds offsets {spans[partition].begin} to {spans[partition].high_watermark - 1}, "
                     "and markers of transactions and compacted records are no records"
@@ -208,7 +205,7 @@ class Browser:
         start = Start("beginning") if query.start.kind == "end" else query.start
         with self._lock:
             topic = self._topic(query.topic)
-            wanted = query.partitions or tuple(p.partition for p in topic.partitions)
+            wanted = _chosen(topic, query.partitions)
             spans = self._spans(topic, wanted)
             silent = [number for number in wanted if number not in spans]
             if silent:
@@ -235,11 +232,25 @@ class Browser:
                 covered[number] = (low, max(high, read.reached.get(number, high)))
             yield b"".join(msgspec.json.encode(JsonRecord.of(message)) + b"\n" for message in wanted)
 
+    def count(self, topic: TopicDescription) -> int | None:
+        """How many records the topic holds, by the headers of its batches; None if they are too large to be read."""
+        if topic.size_bytes is None or topic.size_bytes > _MOST_COUNTED_BYTES:
+            return None
+        with self._lock:
+            found = self._topic(topic.topic)
+            counts = [
+                self._fates.log(found, p.partition, [], (p.begin, p.end)).records(p.begin, p.end)
+                for p in topic.partitions
+                if p.begin is not None and p.end is not None
+            ]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(topic.partitions) else None
+
     def batches(self, topic: str, partition: int) -> list[BatchHeader]:
         """The headers of the newest batches of a partition, about a megabyte of them."""
         with self._lock:
             found = self._topic(topic)
-            span = self._spans(found, (partition,)).get(partition)
+            span = self._spans(found, _chosen(found, (partition,))).get(partition)
             if span is None or span.high_watermark == span.begin:
                 return []
             first = max(span.begin, span.high_watermark - _SEARCHED_AT_ONCE)
@@ -374,8 +385,10 @@ class Browser:
             if p.partition in wanted and p.leader >= 0:
                 leaders.setdefault(p.leader, {}).setdefault(topic.name, []).append(p.partition)
         begins = self._survey.offsets(leaders, EARLIEST)
-        stables = self._survey.offsets(leaders, LATEST, committed=True)
+        # In this order: neither goes back, so what the last stable offset is behind an earlier high watermark waits for
+        # the end of a transaction. The other way round it would be what was written in between.
         highs = self._survey.offsets(leaders, LATEST)
+        stables = self._survey.offsets(leaders, LATEST, committed=True)
         return {
             number: PartitionSpan(
                 partition=number,
@@ -386,6 +399,15 @@ class Browser:
             for number in wanted
             if (place := (topic.name, number)) in begins and place in stables and place in highs
         }
+
+
+def _chosen(topic: Topic, named: tuple[int, ...]) -> tuple[int, ...]:
+    """The named partitions, which must exist; all if none is named."""
+    known = tuple(p.partition for p in topic.partitions)
+    for number in named:
+        if number not in known:
+            raise NotFound(f"{topic.name} has no partition {number}", why=f"it has {len(known)}")
+    return named or known
 
 
 def shown(look: Look, message: Any, *, whole: bool = False) -> BrowsedRecord:
@@ -445,4 +467,4 @@ def _span(
 def _has_header(message: Any, wanted: str) -> bool:
     """`name` or `name=value`."""
     name, equals, value = wanted.partition("=")
-    return any(key == name and (not equals or (data or b"") == value.encode()) for key, data in message.headers() or ())
+    return any(key == name and (not equals or (data or b"") == value.encode()) for key, data in headers_of(message))

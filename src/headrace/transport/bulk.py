@@ -7,6 +7,10 @@ headers or timestamps, which librdkafka's batch call does not know. `Producer.pr
 used: it drops headers silently, and its callback per record costs as much as `produce()`.
 It never opens files, never retries what librdkafka gave up on, and never drops a record: `send` waits.
 
+Records time out together: when nothing was acknowledged for `message.timeout.ms`, all that is pending is given up.
+librdkafka itself would let one after the other time out, begin a new epoch at the first of them, and send the younger
+ones again under new numbers, by which a broker cannot tell that it has them already.
+
 The invariant, also after Ctrl-C: accepted = acknowledged + failed + pending, and after `close`
 pending is 0. An interrupt is let through between steps, never between an action and its count.
 """
@@ -16,10 +20,10 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType, TracebackType
 from typing import Any, Protocol, Self, cast
 
@@ -30,6 +34,7 @@ from headrace.transport.client import make
 from headrace.transport.librdkafka import (
     ANY_PARTITION,
     NO_OFFSET,
+    TIMED_OUT,
     UNLIMITED,
     Acknowledged,
     NativeProducer,
@@ -50,6 +55,9 @@ _MAX_PENDING_RECORDS = 200_000
 _MAX_PENDING_KBYTES = 65_536
 _STEP_S = 0.1
 _PURGE_WITHIN_S = 10.0
+_TIMEOUT = "message.timeout.ms"
+_TIMEOUT_MS = 300_000  # librdkafka's own default
+_NEVER = {_TIMEOUT: "0"}
 
 
 @dataclass(slots=True)
@@ -69,6 +77,10 @@ class DeliveryTally:
     failed: int = 0
     accepted_bytes: int = 0
     failed_bytes: int = 0
+    #: Failed records that may lie in the log all the same.
+    maybe_written: int = 0
+    #: How many records failed for which reason.
+    reasons: Counter[str] = field(default_factory=Counter)
     partitions: dict[int, PartitionSpan] = field(default_factory=dict)
 
     def acknowledge(self, run: Acknowledged) -> None:
@@ -85,6 +97,8 @@ class DeliveryTally:
     def fail(self, record: Undelivered) -> None:
         """The record is counted as failed."""
         self.failed += 1
+        self.maybe_written += record.maybe_written
+        self.reasons[record.reason] += 1
         self.failed_bytes += len(record.value or b"") + len(record.key or b"")
 
 
@@ -94,6 +108,7 @@ class BulkSender:
     `on_failed` is given every record that did not arrive, whole and with the reason; without it they
     are kept in `failures`. With `rich` the records may carry headers and timestamps.
     `native` says which path was taken and `native_refusal` why not the fast one.
+    `explain` may know a better reason than the client: it is given the partition and the client's words.
     Once `stop` is set, a wait for room ends as by Ctrl-C, which reaches only the main thread.
     """
 
@@ -103,10 +118,13 @@ class BulkSender:
         topic: str,
         *,
         on_failed: Callable[[Undelivered], None] | None = None,
+        explain: Callable[[int, str], str] | None = None,
         rich: bool = False,
         stop: threading.Event | None = None,
     ) -> None:
-        settings = {**_TUNED, **config}
+        self._timeout_s = int(config.get(_TIMEOUT, config.get("delivery.timeout.ms", _TIMEOUT_MS))) / 1000
+        settings = {name: value for name, value in config.items() if name != "delivery.timeout.ms"}
+        settings = {**_TUNED, **settings, **_NEVER}
         self.topic = topic
         self.tally = DeliveryTally()
         self.failures: list[Undelivered] = []
@@ -114,10 +132,13 @@ class BulkSender:
         self.native = self.native_refusal is None
         self._rich = rich
         self._on_failed = on_failed or self.failures.append
+        self._explain = explain
         self._backlog = _Backlog(settings)
         self._producer: _Path = (NativeProducer if self.native else _ClientProducer)(settings, topic)
         self._closed = False
         self._stop = stop
+        self._progress_at = time.monotonic()
+        self._given_up = False
 
     @property
     def pending(self) -> int:
@@ -155,7 +176,10 @@ class BulkSender:
         while True:
             with _interrupt_deferred():
                 self._count(self._producer.reports(wait_s))
+                self._give_up_if_stalled()
                 if not self._backlog.is_full(self._producer.pending, len(values), size):
+                    if not self._producer.pending:
+                        self._progress_at = time.monotonic()
                     refused = self._producer.produce(values, keys, partition, *extras)
                     self.tally.accepted_bytes += size
                     self._backlog.add(len(values), size)
@@ -180,9 +204,7 @@ class BulkSender:
         if self._closed:
             return
         self._closed = True
-        if self._producer.pending:
-            self._producer.purge()
-            self.flush(_PURGE_WITHIN_S)
+        self._purge()
         self._producer.close()
 
     def __enter__(self) -> Self:
@@ -217,10 +239,31 @@ class BulkSender:
     def _collect(self, timeout_s: float) -> None:
         with _interrupt_deferred():
             self._count(self._producer.reports(timeout_s))
+            self._give_up_if_stalled()
 
-    def _count(self, reports: Sequence[Report]) -> None:
+    def _give_up_if_stalled(self) -> None:
+        stalled_s = time.monotonic() - self._progress_at
+        if self._producer.pending and 0 < self._timeout_s < stalled_s:
+            self._given_up = True
+            self._purge()
+            self._given_up = False
+            self._progress_at = time.monotonic()
+
+    def _purge(self) -> None:
+        """Nothing is pending any more: what was has failed."""
+        if not self._producer.pending:
+            return
+        self._producer.purge()
+        deadline = time.monotonic() + _PURGE_WITHIN_S
+        while self._producer.pending and time.monotonic() < deadline:
+            with _interrupt_deferred():
+                self._count(self._producer.reports(_STEP_S))
+
+    def _count(self, found: Sequence[Report]) -> None:
+        reports = [self._explained(report) for report in found]
         for report in reports:
             if isinstance(report, Acknowledged):
+                self._progress_at = time.monotonic()
                 self.tally.acknowledge(report)
             else:
                 self.tally.fail(report)
@@ -228,6 +271,12 @@ class BulkSender:
         for report in reports:
             if isinstance(report, Undelivered):
                 self._on_failed(report)
+
+    def _explained(self, report: Report) -> Report:
+        if isinstance(report, Acknowledged):
+            return report
+        reason = TIMED_OUT if self._given_up else report.reason
+        return replace(report, reason=self._explain(report.partition, reason) if self._explain else reason)
 
 
 class _Path(Protocol):
@@ -305,7 +354,10 @@ class _ClientProducer:
     def _on_delivery(self, error: KafkaError | None, message: Any) -> None:
         partition = message.partition()
         if error is not None:
-            self._undelivered.append(Undelivered(message.value(), message.key(), partition, in_words(error.str())))
+            # Which of these were on their way once, this client does not say: none is called safe to repeat.
+            maybe = error.code() in {KafkaError._MSG_TIMED_OUT, KafkaError._PURGE_INFLIGHT, KafkaError._PURGE_QUEUE}
+            failed = Undelivered(message.value(), message.key(), partition, in_words(error.str()), maybe)
+            self._undelivered.append(failed)
             return
         offset = message.offset() if message.offset() is not None else NO_OFFSET
         run = self._runs.get(partition)

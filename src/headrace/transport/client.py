@@ -25,6 +25,8 @@ _EVERY_CLIENT: Mapping[str, Any] = {
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 500,
     "topic.metadata.refresh.fast.interval.ms": 100,
+    # A leader that hangs refuses nothing: without asking, a client would wait for it and not notice that another leads.
+    "topic.metadata.refresh.interval.ms": 2000,
     "socket.connection.setup.timeout.ms": 5000,
     "allow.auto.create.topics": False,
 }

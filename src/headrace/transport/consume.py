@@ -115,10 +115,11 @@ class Reading:
         self.report = ConsumeReport()
         #: Wanted records that members have taken, handed on or not: with `count:N` no more than N.
         self.promised = 0
-        self.places = self._wanted_places()
         self.start = options.start or Start("committed" if options.group else "beginning")
-        self.starts = self._offsets_at_start()
-        self.ends = self._offsets_at_end()
+        with Admin(connection) as admin:
+            self.places = self._wanted_places(admin)
+            self.starts = self._offsets_at_start(admin)
+            self.ends = self._offsets_at_end(admin)
         self.positions: dict[Place, int] = {}
         self.assigned: dict[int, set[Place]] = {}
         self.member_ids: set[str] = set()
@@ -144,8 +145,7 @@ class Reading:
 
     # -- what is to be read -------------------------------------------------------------------------------------
 
-    def _wanted_places(self) -> list[Place]:
-        admin = Admin(self.connection)
+    def _wanted_places(self, admin: Admin) -> list[Place]:
         places: list[Place] = []
         for topic in self.topics:
             has = [p.partition for p in admin.topic(topic).partitions]
@@ -157,14 +157,14 @@ class Reading:
             places += [(topic, p) for p in (self.options.partitions or has)]
         return places
 
-    def _offsets_at_start(self) -> dict[Place, int]:
+    def _offsets_at_start(self, admin: Admin) -> dict[Place, int]:
         """Where each partition begins, unless the group knows better."""
         kind = self.start.kind
         new_group = Start("end" if self.new_group_at_end else "beginning")
         at = new_group if kind == "committed" else self.start
-        found = look_up(self.connection, self.places, at)
+        found = look_up(admin, self.places, at)
         if kind == "offset":
-            self._clamp(found)
+            self._clamp(found, admin)
         return found
 
     @property
@@ -173,9 +173,9 @@ class Reading:
         given = {**self.connection.properties, **self.options.settings}
         return given.get("auto.offset.reset") in {"latest", "largest", "end"}
 
-    def _clamp(self, offsets: dict[Place, int]) -> None:
-        first = look_up(self.connection, self.places, Start("beginning"))
-        last = look_up(self.connection, self.places, Start("end"))
+    def _clamp(self, offsets: dict[Place, int], admin: Admin) -> None:
+        first = look_up(admin, self.places, Start("beginning"))
+        last = look_up(admin, self.places, Start("end"))
         for place, wanted in offsets.items():
             offsets[place] = min(max(wanted, first[place]), last[place])
             if offsets[place] != wanted:
@@ -183,12 +183,12 @@ class Reading:
                     f"{place[0]}/{place[1]} has offsets {first[place]} to {last[place]}: reading from {offsets[place]}"
                 )
 
-    def _offsets_at_end(self) -> dict[Place, int] | None:
+    def _offsets_at_end(self, admin: Admin) -> dict[Place, int] | None:
         until = self.options.until
         if until.kind == "end":
-            return look_up(self.connection, self.places, Start("end"), self.options.isolation)
+            return look_up(admin, self.places, Start("end"), self.options.isolation)
         if until.kind == "time" and until.value <= time.time() * 1000:
-            return look_up(self.connection, self.places, Start("time", int(until.value)), self.options.isolation)
+            return look_up(admin, self.places, Start("time", int(until.value)), self.options.isolation)
         return None
 
     # -- running ------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from headrace.errors import Failed, HeadraceError, UsageError
+from headrace.errors import Failed, HeadraceError, NotFound, UsageError
 from headrace.transport.admin import Admin
 from headrace.transport.client import HasBootstrap
 from headrace.transport.offsets import Start
@@ -147,8 +147,10 @@ class PlannedOffset:
 class Groups:
     """Questions about groups, and changes of them.
 
-    with Groups("127.0.0.1:9092") as groups:
-        print({group.group: groups.describe(group.group).lag for group in groups.list()})
+    As a context manager it closes its connections at the end:
+
+        with Groups("127.0.0.1:9092") as groups:
+            print({group.group: groups.describe(group.group).lag for group in groups.list()})
     """
 
     def __init__(self, where: HasBootstrap | str, *, timeout_s: float = 10.0) -> None:
@@ -276,14 +278,16 @@ class Groups:
             for broker, groups in answers.items()
             for group in groups
         ]
-        return tuple(sorted(found, key=lambda group: group.group))
+        # While a group moves from one coordinator to another both may name it: the one where it lives counts.
+        found.sort(key=lambda group: (group.group, group.state not in {"Dead", "Empty", "-"}))
+        return tuple({group.group: group for group in found}.values())
 
     def _require(self, names: Sequence[str]) -> tuple[Group, ...]:
         known = {group.group: group for group in self._listed()}
         for name in names:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
-                raise UsageError(
+                raise NotFound(
                     f"there is no group {name!r}",
                     why=f"the nearest name is {near[0]!r}"
                     if near
@@ -363,7 +367,7 @@ class Groups:
         more = f" and {len(members) - 5} more" if len(members) > 5 else ""
         return Failed(
             f"the group {name} has {len(members)} member{'s' if len(members) != 1 else ''}: {named}{more}",
-            why="offsets are changed only while nobody reads for the group; members would overwrite them",
+            why="offsets can be changed only while the group has no members: they would overwrite them",
             hint="stop them; one that was killed leaves the group after its session.timeout.ms",
         )
 

@@ -38,6 +38,7 @@ _EVENT_ERROR = 0x8
 _COPY = 0x2
 _PARTITION_PER_RECORD = 0x8
 _PURGE_ALL = 0x1 | 0x2
+_NOT_PERSISTED = 0
 _ERROR_SIZE = 512
 
 
@@ -78,15 +79,20 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """One record that did not arrive, whole, and why."""
+    """One record that was not acknowledged, whole, and why.
+
+    `maybe_written`: it was sent, and the answer did not come in time. Whoever sends it again may write it twice.
+    """
 
     value: bytes | None
     key: bytes | None
     partition: int
     reason: str
+    maybe_written: bool = False
 
 
 Report = Acknowledged | Undelivered
+TIMED_OUT = "Local: Message timed out"
 # What librdkafka says of records that were given up, which leaves open what became of them.
 _GIVEN_UP = {
     "Local: Purged in queue": "given up before it was sent",
@@ -233,15 +239,17 @@ class NativeProducer:
             yield Acknowledged(first.partition, count, first.offset, last.offset)
             return
         for pointer in pointers[:count]:
-            yield self._report_one(pointer.contents)
+            yield self._report_one(pointer)
 
-    def _report_one(self, message: _Message) -> Report:
+    def _report_one(self, pointer: Any) -> Report:
+        message = pointer.contents
         if message.err == 0:
             offset = max(message.offset, NO_OFFSET)
             return Acknowledged(message.partition, 1, offset, offset)
         value = ctypes.string_at(message.payload, message.len) if message.payload else None
         key = ctypes.string_at(message.key, message.key_len) if message.key else None
-        return Undelivered(value, key, message.partition, self._reason(message.err))
+        maybe = self._lib.rd_kafka_message_status(pointer) != _NOT_PERSISTED
+        return Undelivered(value, key, message.partition, self._reason(message.err), maybe)
 
     def _reason(self, code: int) -> str:
         return in_words(_text(self._lib.rd_kafka_err2str(code)))
@@ -312,6 +320,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         ctypes.c_size_t,
         (ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(_Message)), ctypes.c_size_t),
     ),
+    "rd_kafka_message_status": (ctypes.c_int, (ctypes.POINTER(_Message),)),
     "rd_kafka_produce_batch": (
         ctypes.c_int,
         (ctypes.c_void_p, ctypes.c_int32, ctypes.c_int, ctypes.c_void_p, ctypes.c_int),

@@ -8,11 +8,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.errors import CodecError, Failed, HeadraceError
+from headrace.transport.admin import Admin
 from headrace.transport.offsets import Place
-from headrace.transport.reading import Batch, OwnershipEvent, Span
+from headrace.transport.reading import Batch, DamagedBatch, OwnershipEvent, Span
 from headrace.transport.records import one_line
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ _BATCH = 10_000
 _SAMPLES = 5
 _POLL_S = 0.1
 _COMMIT_EVERY_S = 1.0
+_HEADER_WITHIN_S = 10.0
 
 
 class Member:
@@ -46,6 +49,8 @@ class Member:
         self._committed_at = time.monotonic()
         self._error: HeadraceError | None = None
         self._held_back = False
+        #: Where the reading goes on behind damaged batches; librdkafka may lose its place and read from elsewhere.
+        self._behind: dict[Place, int] = {}
         #: False while what was handed on is not yet safe, so that nothing may be committed.
         self.settled = self.options.on_finish is None
         self.consumer = shared.connection.consumer(self._settings())
@@ -64,6 +69,8 @@ class Member:
             "group.id": options.group or f"headrace-{uuid.uuid4().hex[:12]}",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            # Without it a damaged batch that is not compressed gives wrong records, or fewer, and no error.
+            "check.crcs": True,
             "auto.offset.reset": "earliest",
             "isolation.level": f"read_{options.isolation}",
             "client.id": f"headrace-{self.number}",
@@ -160,6 +167,8 @@ class Member:
                 self._on_message_error(message)
                 continue
             place, offset = (message.topic(), message.partition()), message.offset()
+            if self._behind and offset < self._behind.get(place, 0):
+                continue
             if ends is not None and offset >= ends[place]:
                 self._unhanded[place] = max(self._unhanded.get(place, 0), ends[place])
                 continue
@@ -208,9 +217,57 @@ class Member:
         error = message.error()
         if error.code() == KafkaError._PARTITION_EOF:
             # Also past control records and compacted gaps, where no record carries the last offset.
-            self._unhanded[message.topic(), message.partition()] = message.offset()
+            place = (message.topic(), message.partition())
+            if message.offset() >= self._behind.get(place, 0):
+                self._unhanded[place] = message.offset()
+        elif error.code() in {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._NOT_IMPLEMENTED}:
+            self._on_damage(message)
         elif not error.retriable() and error.code() not in {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}:
             raise Failed("Kafka refused to go on reading", why=f"{error.str()} ({error.name()})")
+
+    def _on_damage(self, message: Any) -> None:
+        """The reading ends with the place of the damaged batch, or goes on behind it."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        place = (message.topic(), message.partition())
+        if not place[0]:
+            raise Failed("Kafka refused to go on reading", why=message.error().str())
+        if message.offset() >= self._behind.get(place, 0):
+            found = self._damaged(message)
+            if found is None and place in self._behind:
+                return  # what follows the damage was misread: the seek below is not done yet
+            if found is None or self.options.on_bad == "stop":
+                raise Failed(
+                    f"a batch of {place[0]}/{place[1]} is damaged: "
+                    + (
+                        f"offsets {found.first_offset} to {found.last_offset}"
+                        if found
+                        else f"offset {message.offset()}"
+                    ),
+                    why=message.error().str(),
+                    hint="--on-bad skip leaves such batches out and counts them; another replica may have them whole",
+                )
+            with self.shared.lock:
+                self.shared.report.damaged.append(found)
+            self._behind[place] = self._unhanded[place] = found.last_offset + 1
+        with suppress(KafkaException):  # the partition was revoked, or is not being fetched yet: the error comes again
+            self.consumer.seek(TopicPartition(*place, self._behind[place]))
+
+    def _damaged(self, message: Any) -> DamagedBatch | None:
+        """The batch at the message's offset by its header, which is never compressed; None if no broker tells it."""
+        from headrace.transport.survey import Survey
+        from headrace.transport.visibility import Fates
+
+        topic, partition = message.topic(), message.partition()
+        with (
+            Admin(self.shared.connection) as admin,
+            Survey(self.shared.connection, patience_s=_HEADER_WITHIN_S) as survey,
+        ):
+            batch = Fates(survey).log(admin.topic(topic), partition, [message.offset()]).batch(message.offset())
+        if batch is None:
+            return None
+        reason = message.error().str()
+        return DamagedBatch(topic, partition, batch.base_offset, batch.last_offset, batch.records, reason)
 
     def _on_error(self, error: Any) -> None:
         if error.fatal():
@@ -269,8 +326,11 @@ class Member:
             if not owned and (what == "lost" or (what == "revoked" and self.options.protocol == "classic")):
                 del shared.assigned[self.number]
                 shared.unassigned_since = time.monotonic()
-            shared.report.ownership.append(OwnershipEvent(time.time(), self.number, what, places))
+            event = OwnershipEvent(time.time(), self.number, what, places)
+            shared.report.ownership.append(event)
             shared.last_record = max(shared.last_record, time.monotonic() if places else 0)
+        if self.options.on_ownership:
+            self.options.on_ownership(event)
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
         places = tuple((p.topic, p.partition) for p in partitions)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from headrace.errors import UsageError
-from headrace.transport.admin_clients import refusal
-from headrace.transport.client import Connection, make, unreachable
+from headrace.errors import Failed, HeadraceError, UsageError
+from headrace.transport.admin_clients import AdminClients, refusal
+from headrace.transport.client import Connection, unreachable
 
 #: A partition of a topic.
 Place = tuple[str, int]
@@ -26,8 +26,8 @@ _IDLE_S = 10.0
 _CONNECTED_WITHIN_S = 5.0
 # A partition has a new leader, and the client or a broker has not heard of it yet.
 _CHANGING = {"FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE",
-             "OFFSET_NOT_AVAILABLE"}  # fmt: skip
-_SETTLED_WITHIN_S = 15.0
+             "OFFSET_NOT_AVAILABLE", "_NOENT"}  # fmt: skip
+_SETTLED_WITHIN_S = 60.0
 _ASK_AGAIN_S = 0.1
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -47,7 +47,7 @@ class Start:
             return cls(text)  # type: ignore[arg-type]
         if text.isdigit():
             return cls("offset", int(text))
-        return cls("time", parse_time(text))
+        return cls("time", parse_time(text, "beginning, end, committed, an offset, 2026-05-01T12:00, or -15min"))
 
 
 @dataclass(frozen=True)
@@ -67,19 +67,22 @@ class Until:
             return cls("idle", _IDLE_S if text == "idle" else parse_span(rest))
         if kind == "count" and rest.isdigit():
             return cls("count", int(rest))
-        return cls("time", parse_time(text))
+        return cls("time", parse_time(text, "end, idle:10s, count:100, 2026-05-01T12:00, or -15min"))
 
 
 def parse_span(text: str) -> float:
     """`250ms`, `2s`, `10min`, `1h`: seconds."""
     found = _SPAN.fullmatch(text.strip() if not text.strip().replace(".", "", 1).isdigit() else f"{text.strip()}s")
     if not found:
-        raise UsageError(f"{text!r} is no length of time", hint="250ms, 2s, 10min or 1h")
+        raise UsageError(f"invalid value: {text!r} is not a length of time", hint="250ms, 2s, 10min or 1h")
     return float(found[1]) * _SECONDS[found[2]]
 
 
-def parse_time(text: str) -> int:
-    """Milliseconds since 1970: of ISO 8601 (local time unless it says otherwise), of `-15min` before now."""
+def parse_time(text: str, possible: str = "2026-05-01T12:00, or -15min") -> int:
+    """Milliseconds since 1970: of ISO 8601 (local time unless it says otherwise), of `-15min` before now.
+
+    An error lists what is `possible` where the text stands.
+    """
     if text.startswith("-"):
         return int((time.time() - parse_span(text[1:])) * 1000)
     if re.fullmatch(r"@?\d{12,}", text):
@@ -88,34 +91,36 @@ def parse_time(text: str) -> int:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
         raise UsageError(
-            f"{text!r} is no place to read from or to",
-            hint="beginning, end, committed, an offset, 2026-05-01T12:00, or -15min",
+            f"invalid value: {text!r}",
+            hint=possible,
         ) from None
 
 
 def look_up(
-    connection: Connection, places: Iterable[Place], at: Start, isolation: Isolation = "uncommitted"
+    where: Connection | AdminClients, places: Iterable[Place], at: Start, isolation: Isolation = "uncommitted"
 ) -> dict[Place, int]:
     """The offset of each partition that `at` stands for. A time after the last record is the end.
 
     With isolation "committed" the end is the last stable offset: what a read_committed consumer can reach.
     """
     from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient, OffsetSpec
+    from confluent_kafka.admin import OffsetSpec
 
     wanted = list(places)
     if at.kind == "offset":
         return dict.fromkeys(wanted, at.value)
-    client = make(AdminClient, connection.settings())
+    if isinstance(where, Connection):
+        with AdminClients(where) as admin:
+            return look_up(admin, wanted, at, isolation)
+    client, connection = where.client, where.connection
     # librdkafka asks a broker that it is not connected to yet again after one to three seconds only; one time in ten
     # that is so. Asked for a topic first, it waits until it is connected.
     with suppress(KafkaException):
         client.list_topics(wanted[0][0] if wanted else None, timeout=_CONNECTED_WITHIN_S)
-    spec = {
-        "beginning": OffsetSpec.earliest,
-        "end": OffsetSpec.latest,
-        "time": lambda: OffsetSpec.for_timestamp(at.value),
-    }[at.kind]()
+    if at.kind == "time":
+        spec = OffsetSpec.for_timestamp(at.value)
+    else:
+        spec = {"beginning": OffsetSpec.earliest(), "end": OffsetSpec.latest()}[at.kind]
     found = _ask(client, connection, wanted, spec, isolation)
     beyond = [place for place, offset in found.items() if offset < 0]
     if beyond:
@@ -154,7 +159,29 @@ def _answers(
             found[partition.topic, partition.partition] = future.result(timeout=20).offset
         except KafkaException as error:
             if last or error.args[0].name() not in _CHANGING:
-                raise refusal(error.args[0], f"tell offsets of {partition.topic}", connection.bootstrap) from None
+                raise _no_answer(client, connection, partition, error.args[0]) from None
         except TimeoutError:
             raise unreachable(connection.bootstrap, "no answer in time") from None
     return found
+
+
+def _no_answer(client: Any, connection: Connection, partition: Any, error: Any) -> HeadraceError:
+    """Why a partition has no offsets to tell, with the broker that would know them."""
+    from confluent_kafka import KafkaException
+
+    refused = refusal(error, f"tell offsets of {partition.topic}", connection.bootstrap)
+    try:
+        metadata = client.list_topics(partition.topic, timeout=_CONNECTED_WITHIN_S)
+        found = metadata.topics[partition.topic].partitions[partition.partition]
+    except (KafkaException, KeyError):
+        return refused
+    place = f"{partition.topic}/{partition.partition}"
+    if found.leader >= 0:
+        refused.why = f"broker {found.leader} leads {place}: {refused.why}"
+        return refused
+    away = [f"broker {replica}" for replica in found.replicas if replica not in metadata.brokers]
+    return Failed(
+        f"{place} has no leader, so its offsets are unknown",
+        why=f"{' and '.join(away) or 'no replica that was in sync'} {'is' if len(away) < 2 else 'are'} down",
+        hint="headrace status shows which brokers run, headrace start NODE starts one again",
+    )

@@ -11,7 +11,7 @@ import errno
 import fcntl
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from headrace.transport.consume import Batch
 
 _JSON = msgspec.json.Encoder()
-_TABLE_KEY_WIDTH = 16
 _TAIL_BYTES = 65_536
 _CSV_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
 
@@ -208,20 +207,22 @@ def _pattern_parts(
     return parts
 
 
-def table_encoder(width: int) -> Callable[[Batch], bytes]:
-    """Aligned columns for a person; long values are cut at the width of the terminal."""
+def table(width: int, topics: Sequence[str]) -> tuple[bytes, Callable[[Batch], bytes]]:
+    """The heading and the lines of a table that fits the terminal; long names, keys and values are cut."""
+    names = min(24, max(len("TOPIC"), *map(len, topics)))
+    keys = 16 if width >= 100 else 8
+
+    def line(topic: str, partition: object, offset: object, key: str, value: str) -> str:
+        start = f"{clipped(topic, names)} {partition:>4} {offset:>8}  {clipped(key, keys)}  "
+        return start + clipped(value, max(20, width - len(start)), pad=False) + "\n"
 
     def encode(batch: Batch) -> bytes:
-        lines = []
-        for r in batch.records():
-            start = f"{r.topic:<24} {r.partition:>4} {r.offset:>9}  {clipped(shown(r.key_shown), _TABLE_KEY_WIDTH)}  "
-            lines.append(start + clipped(shown(r.value_shown), max(20, width - len(start)), pad=False) + "\n")
+        lines = (
+            line(r.topic, r.partition, r.offset, shown(r.key_shown), shown(r.value_shown)) for r in batch.records()
+        )
         return "".join(lines).encode()
 
-    return encode
-
-
-TABLE_HEADING = f"{'TOPIC':<24} {'PART':>4} {'OFFSET':>9}  {'KEY':<{_TABLE_KEY_WIDTH}}  VALUE\n".encode()
+    return line("TOPIC", "PART", "OFFSET", "KEY", "VALUE").encode(), encode
 
 
 def clipped(text: str, width: int, *, pad: bool = True) -> str:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +26,7 @@ from headrace.transport.client import PRODUCER_DEFAULTS, Connection, HasBootstra
 from headrace.transport.inputs import BadPiece, InputBatch, InputOptions, Place, RecordReader
 from headrace.transport.pace import Clock, Pace
 from headrace.transport.shaping import ANY_PARTITION, Dealer, Outgoing, Route, Shaper, Shaping, encode_value
+from headrace.transport.undelivered import Undeliverable
 
 Source = str | Path | BinaryIO | Iterable[Any]
 OnFailed = Callable[[str, Undelivered], None]
@@ -33,6 +36,9 @@ _PROGRESS_EVERY_S = 0.1
 _REPORTS_WORTH_S = 0.02
 # Long enough to live through an election or a restart, short enough that somebody still waits for the answer.
 _PATIENCE_MS = 120_000
+# A broker that hangs answers neither records nor the question who leads now; librdkafka would wait for a minute. What
+# is sent again then is written once, because idempotent records are numbered; without numbers it would be doubled.
+_ANSWER_WITHIN_MS = 10_000
 
 
 @dataclass
@@ -45,8 +51,15 @@ class ProduceReport:
     bad: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    #: Failed records that may lie in the log all the same: they were sent, and the answer did not come in time.
+    maybe_written: int = 0
+    #: How many records failed for which reason, the most frequent first.
+    reasons: dict[str, int] = field(default_factory=dict)
     shape: str | None = None
     interrupted: bool = False
+    #: How many records of the input, from its beginning, are dealt with: `InputOptions.skip` of a run that goes on.
+    #: None if that cannot be said, because records were routed or several producers sent them.
+    position: int | None = None
     partitions: dict[str, dict[int, PartitionSpan]] = field(default_factory=dict)
     #: What stopped the reading before the end of the input, if anything did.
     error: HeadraceError | None = None
@@ -58,9 +71,10 @@ class ProduceReport:
 
     def add(self, other: ProduceReport) -> None:
         """What another producer did at the same time is counted in."""
-        for name in ("read", "acknowledged", "failed", "bad", "bytes"):
+        for name in ("read", "acknowledged", "failed", "maybe_written", "bad", "bytes"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.seconds = max(self.seconds, other.seconds)
+        self.reasons = dict((Counter(self.reasons) + Counter(other.reasons)).most_common())
         self.shape = self.shape or other.shape
         self.interrupted |= other.interrupted
         self.error = self.error or other.error
@@ -87,6 +101,8 @@ class ProduceOptions:
     producers: int = 1
     key_per_producer: bool = False
     on_failed: OnFailed | None = None
+    #: Is given a line for each record as it is sent, if `shaping.echo` names what shall stand in it.
+    on_echo: Callable[[str], None] | None = None
     on_progress: Callable[[ProduceReport], None] | None = None
 
 
@@ -109,13 +125,16 @@ def produce(
         produce("127.0.0.1:9092", "numbers", ({"n": n} for n in range(10)), key_field="n", create=True)
     """
     chosen = options or ProduceOptions()
-    if create:
-        Admin(where).ensure_topic(NewTopic(topic))
     if key_field is not None or key is not None:
         constant = key.encode() if isinstance(key, str) else key
         shaping = replace(chosen.shaping, key_field=key_field or chosen.shaping.key_field, key=constant)
         chosen = replace(chosen, shaping=shaping)
-    return _Producing(connect(where), topic, chosen).run(source)
+    producing = _Producing(connect(where), topic, chosen)
+    with Admin(where) as admin:
+        if create:
+            admin.ensure_topic(NewTopic(topic))
+        producing.check(admin)
+    return producing.run(source)
 
 
 class _Producing:
@@ -128,15 +147,16 @@ class _Producing:
         #: Set by the first Ctrl-C: no more is read. By the second: what is under way is given up too.
         self.stop = threading.Event()
         self.give_up = threading.Event()
-        self._check()
-
-    def _check(self) -> None:
-        shaping = self.options.shaping
-        shaping.check()
-        if self.options.pace.replay and not shaping.timestamp_field:
+        #: How many partitions each topic has.
+        self._partitions: dict[str, int] = {}
+        options.shaping.check()
+        if options.pace.replay and not options.shaping.timestamp_field:
             raise UsageError("a replay needs to know where the time stands", hint="--timestamp-field FIELD")
-        admin = Admin(self.connection)
-        partitions = len(admin.topic(self.topic).partitions)
+
+    def check(self, admin: Admin) -> None:
+        """The topics and partitions that are named exist."""
+        shaping = self.options.shaping
+        partitions = self._partitions[self.topic] = len(admin.topic(self.topic).partitions)
         if shaping.partition is not None and not 0 <= shaping.partition < partitions:
             raise UsageError(
                 f"topic {self.topic} has no partition {shaping.partition}",
@@ -144,9 +164,16 @@ class _Producing:
             )
         if isinstance(shaping.route, Route):
             for name, wanted in shaping.route.table.values():
-                has = len(admin.topic(name).partitions)
+                has = self._partitions[name] = len(admin.topic(name).partitions)
                 if any(not 0 <= partition < has for partition in wanted):
                     raise UsageError(f"the route names a partition which topic {name} lacks", why=f"it has {has}")
+
+    def partitions(self, topic: str) -> int:
+        """How many the topic has; a route may name any."""
+        if topic not in self._partitions:
+            with Admin(self.connection) as admin:
+                self._partitions[topic] = len(admin.topic(topic).partitions)
+        return self._partitions[topic]
 
     @property
     def partitioner_is_chosen(self) -> bool:
@@ -235,14 +262,24 @@ class _OneProducer:
             read=sum(sender.accepted for sender in list(self.senders.values())),
             acknowledged=sum(t.acknowledged for t in tallies),
             failed=sum(t.failed for t in tallies),
+            maybe_written=sum(t.maybe_written for t in tallies),
             bad=self.bad + self.unshaped,
             bytes=sum(t.accepted_bytes - t.failed_bytes for t in tallies),
             seconds=time.monotonic() - self.began,
+            reasons=dict(sum((t.reasons for t in tallies), Counter[str]()).most_common()),
             shape=self.shape,
             interrupted=self.interrupted,
+            position=self._position(),
             partitions={topic: dict(sorted(s.tally.partitions.items())) for topic, s in list(self.senders.items())},
             error=self.error,
         )
+
+    def _position(self) -> int | None:
+        accepted = sum(sender.accepted for sender in list(self.senders.values()))
+        # Ctrl-C may fall between the topics that a batch was routed to: then what was sent is not a beginning.
+        if self.options.producers > 1 or (self.interrupted and self.options.shaping.route):
+            return None
+        return self.options.input.skip + accepted + self.unshaped
 
     def _send_all(self, source: Source) -> None:
         for batch in self._batches(source):
@@ -255,7 +292,7 @@ class _OneProducer:
         """The one record of the batch is counted and set aside, or the error stops the reading."""
         wanted = self.options.input
         if wanted.on_bad == "stop":
-            error.problem = f"record {self.read + self.unshaped + 1}: {error.problem}"
+            error.problem = f"record {wanted.skip + self.read + self.unshaped + 1}: {error.problem}"
             raise error
         self.unshaped += 1
         if wanted.on_bad == "set-aside" and wanted.set_aside:
@@ -276,7 +313,7 @@ class _OneProducer:
     def _object_batches(self, objects: Iterable[Any]) -> Iterator[InputBatch]:
         self.shape = "objects"
         kept: list[Any] = []
-        for record in objects:
+        for record in islice(objects, self.options.input.skip, None):
             kept.append(record)
             if len(kept) == (_OBJECTS_PER_BATCH if self.options.pace.free else 1):
                 yield self._object_batch(kept)
@@ -297,6 +334,9 @@ class _OneProducer:
             self._sender(part.topic).send(
                 part.values, part.keys, part.partition, timestamps_ms=part.timestamps_ms, headers=part.headers
             )
+            if part.echoes and self.options.on_echo:
+                for line in part.echoes:
+                    self.options.on_echo(line)
             at += len(part)
             self.read += len(part)
             self._after()
@@ -309,8 +349,7 @@ class _OneProducer:
         if outgoing.keys is not None or outgoing.partition != ANY_PARTITION or self.producing.partitioner_is_chosen:
             return
         if outgoing.topic not in self.dealers:
-            partitions = len(Admin(self.producing.connection).topic(outgoing.topic).partitions)
-            self.dealers[outgoing.topic] = Dealer(partitions)
+            self.dealers[outgoing.topic] = Dealer(self.producing.partitions(outgoing.topic))
         outgoing.partition = self.dealers[outgoing.topic].deal(len(outgoing), one_by_one=not self.options.pace.free)
 
     def _after(self) -> None:
@@ -353,14 +392,17 @@ class _OneProducer:
 
     def _sender(self, topic: str) -> BulkSender:
         if topic not in self.senders:
-            settings = self.producing.connection.settings(
-                {"message.timeout.ms": _PATIENCE_MS}, self.producing.connection.properties, self.options.settings
-            )
+            given = {**self.producing.connection.properties, **self.options.settings}
+            ours = {"message.timeout.ms": _PATIENCE_MS}
+            if str(given.get("enable.idempotence", True)).lower() == "true":
+                ours["socket.timeout.ms"] = _ANSWER_WITHIN_MS
+            settings = self.producing.connection.settings(ours, given)
             report = self.options.on_failed
             self.senders[topic] = BulkSender(
                 {**PRODUCER_DEFAULTS, **settings},
                 topic,
                 on_failed=(lambda record: report(topic, record)) if report else None,
+                explain=Undeliverable(self.producing.connection, topic).reason,
                 rich=self.shaper.wanted.rich,
                 stop=self.producing.stop,
             )

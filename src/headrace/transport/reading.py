@@ -30,8 +30,12 @@ class ConsumeOptions:
     #: Read values, and keys, as their schemas say.
     value_codec: Codec | None = None
     key_codec: Codec | None = None
+    #: A batch whose bytes are damaged ends the reading, or is left out and counted.
+    on_bad: Literal["stop", "skip"] = "stop"
     #: Called when the last record was handed on; with it nothing is committed before it has returned.
     on_finish: Callable[[], None] | None = None
+    #: Called when a member is given partitions or gives them up, on that member's thread.
+    on_ownership: Callable[[OwnershipEvent], None] | None = None
 
     def check(self) -> None:
         """The wishes do not contradict each other."""
@@ -66,6 +70,21 @@ class OwnershipEvent:
     places: tuple[Place, ...]
 
 
+@dataclass(frozen=True)
+class DamagedBatch:
+    """Records that cannot be read, because the bytes of their batch are not those that were written."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    records: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}, offsets {self.first_offset} to {self.last_offset}"
+
+
 @dataclass
 class ConsumeReport:
     """What was read and handed on, by whom, and who owned what when."""
@@ -81,6 +100,8 @@ class ConsumeReport:
     #: Keys and values that their codec could not read, and the first few of them in words.
     undecodable: int = 0
     undecodable_samples: list[str] = field(default_factory=list)
+    #: Batches that were left out (`on_bad="skip"`).
+    damaged: list[DamagedBatch] = field(default_factory=list)
     #: Facts that somebody should know, like records that expired before this group read them.
     notes: list[str] = field(default_factory=list)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -14,6 +15,7 @@ from headrace.errors import CodecError
 if TYPE_CHECKING:
     from headrace.transport.codec import Decoded
 
+_ask_for_headers = methodcaller("headers")
 # The numbers of confluent-kafka's Message.timestamp().
 _TIMESTAMP_TYPES = {0: "none", 1: "create", 2: "append"}
 
@@ -57,11 +59,32 @@ class Record:
             _TIMESTAMP_TYPES.get(kind, "none"),
             message.key(),
             message.value(),
-            tuple(message.headers() or ()),
+            tuple(headers_of(message)),
             member,
             decoded,
             decoded_key,
         )
+
+
+def headers_of(message: Any) -> Sequence[tuple[str, bytes | None]]:
+    """The headers of a confluent-kafka Message.
+
+    Where a name is not UTF-8, confluent-kafka gives a list with holes, at which Python crashes. `methodcaller` sees the
+    error that was set beside it, which a plain call misses once the interpreter has optimised it. Then one header that
+    has the name stands for all of them.
+    """
+    try:
+        found: Sequence[tuple[str, bytes | None]] = _ask_for_headers(message) or ()
+    except (SystemError, UnicodeDecodeError) as error:
+        cause = error.__cause__ or error
+        name = (
+            cause.object.decode(errors="replace")
+            if isinstance(cause, UnicodeDecodeError)
+            else "\N{REPLACEMENT CHARACTER}"
+        )
+        found = [(f"{name} (not UTF-8, so the headers cannot be read)", None)]
+        message.set_headers(found)
+    return found
 
 
 class JsonRecord(msgspec.Struct):
@@ -81,7 +104,7 @@ class JsonRecord(msgspec.Struct):
     def of(cls, message: Any, member: int = 1) -> Self:
         """The record in a confluent-kafka Message. Straight from there, because this is done a million times."""
         kind, timestamp = message.timestamp()
-        headers = message.headers()
+        headers = headers_of(message)
         return cls(
             message.topic(),
             message.partition(),
@@ -90,7 +113,7 @@ class JsonRecord(msgspec.Struct):
             _TIMESTAMP_TYPES.get(kind, "none"),
             text_or_base64(message.key()),
             text_or_base64(message.value()),
-            [{"name": name, "value": text_or_base64(value)} for name, value in headers] if headers else [],
+            [{"name": name, "value": text_or_base64(value)} for name, value in headers],
             member,
         )
 
@@ -161,6 +184,6 @@ class Filter:
             if not all(part in value for part in self.contains):
                 return False
         if self.headers:
-            has = dict(message.headers() or ())
+            has = dict(headers_of(message))
             return all(has.get(name) == value for name, value in self.headers.items())
         return True

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, cast, get_args
 from urllib.parse import quote, unquote, urlsplit
 
-from headrace.errors import Failed, HeadraceError, Incompatible, Unreachable, UsageError
+from headrace.errors import Failed, HeadraceError, Incompatible, NotFound, Unreachable, UsageError
 
 Kind = Literal["AVRO", "JSON", "PROTOBUF"]
 Level = Literal[
@@ -300,22 +300,22 @@ class Registry:
             return self.no_such_subject(subject)
         if refused.code == _NO_VERSION and subject:
             has = ", ".join(map(str, self.versions(subject)))
-            return UsageError(f"subject {subject} has no version {version}", why=f"it has {has}")
+            return NotFound(f"subject {subject} has no version {version}", why=f"it has {has}")
         if refused.status == 422:
             return UsageError("the registry refuses it", why=f"{refused.message} (HTTP 422)")
         if refused.status in {401, 403}:
             return UsageError(
-                f"the registry at {self.url} lets nobody in without a name and a password",
+                f"the registry at {self.url} needs a user name and a password",
                 why=f"HTTP {refused.status}",
                 hint="http://NAME:PASSWORD@HOST:PORT, or basic.auth.user.info in the file of -F",
             )
         return Failed(f"the registry at {self.url} failed", why=f"HTTP {refused.status}: {refused.message}")
 
-    def no_such_subject(self, subject: str) -> UsageError:
+    def no_such_subject(self, subject: str) -> NotFound:
         names = self.subjects()
         near = difflib.get_close_matches(subject, names, n=1)
         why = f"the nearest name is {near[0]}" if near else f"there are {len(names)} others" if names else "it is empty"
-        return UsageError(
+        return NotFound(
             f"the registry has no subject {subject}",
             why=why,
             hint=f"headrace schema list shows them; headrace schema register {subject} FILE makes it",

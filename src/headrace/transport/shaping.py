@@ -52,6 +52,8 @@ class Shaping:
     timestamp_field: str | None = None
     headers: Sequence[tuple[str, bytes]] = ()
     value_fields: Sequence[str] = ()
+    #: Each record is to be told as it is sent: these fields of it, and its value.
+    echo: Sequence[str] | None = None
     #: A value that is exactly this becomes null: a tombstone.
     null_value: bytes | None = None
     seed: int | None = None
@@ -63,7 +65,7 @@ class Shaping:
     def needs_fields(self) -> bool:
         """True if records must be parsed."""
         coded = self.value_codec or self.key_codec
-        return bool(self.key_field or self.route or self.timestamp_field or self.value_fields or coded)
+        return bool(self.key_field or self.route or self.timestamp_field or self.value_fields or self.echo or coded)
 
     @property
     def rich(self) -> bool:
@@ -93,6 +95,7 @@ class Outgoing:
     partition: int | list[int] = ANY_PARTITION
     timestamps_ms: list[int] | None = None
     headers: list[Sequence[tuple[str, bytes]]] | None = None
+    echoes: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -109,6 +112,7 @@ class Outgoing:
             self.partition if isinstance(self.partition, int) else self.partition[cut],
             self.timestamps_ms[cut] if self.timestamps_ms is not None else None,
             self.headers[cut] if self.headers is not None else None,
+            self.echoes[cut] if self.echoes is not None else None,
         )
 
 
@@ -153,6 +157,7 @@ class Shaper:
             ANY_PARTITION if wanted.partition is None else wanted.partition,
             [timestamp_ms(field(o, wanted.timestamp_field)) for o in objects] if wanted.timestamp_field else None,
             [wanted.headers] * count if wanted.headers else None,
+            self._echoes(objects, values) if wanted.echo is not None else None,
         )
         if wanted.route is None:
             yield whole
@@ -199,6 +204,15 @@ class Shaper:
             return [str(self._random.randint(low, high)).encode() for _ in range(count)]
         return None
 
+    def _echoes(self, objects: Sequence[Any], values: Sequence[bytes | None]) -> list[str]:
+        """A line for each record: the wanted fields of what came in, then the value that is sent."""
+        names = self.wanted.echo or ()
+        told = [[str(field(record, name)) for name in names] for record in objects] or [[] for _ in values]
+        return [
+            " ".join([*fields, "null" if value is None else value.decode(errors="replace")])
+            for fields, value in zip(told, values, strict=True)
+        ]
+
     def _key_objects(self, objects: Sequence[Any], count: int) -> list[Any]:
         wanted = self.wanted
         if wanted.key_field:
@@ -225,6 +239,7 @@ class Shaper:
                 [partitions[at] for at in rows],
                 [whole.timestamps_ms[at] for at in rows] if whole.timestamps_ms is not None else None,
                 [whole.headers[at] for at in rows] if whole.headers is not None else None,
+                [whole.echoes[at] for at in rows] if whole.echoes is not None else None,
             )
 
     def _target(self, record: Any) -> tuple[str, int]:
@@ -267,7 +282,7 @@ def _json_or_text(data: bytes) -> Any:
 
 
 def parse_route(text: str, topic: str) -> Route | RouteFunction:
-    """`species:setosa=iris/1,versicolor=iris/0+1,*=rest`, or `file.py:function`."""
+    """`class:setosa=iris/1,versicolor=iris/0+1,*=rest`, or `file.py:function`."""
     if re.fullmatch(r".+\.py:\w+", text):
         return _function_in(text)
     name, colon, rest = text.partition(":")
@@ -275,7 +290,7 @@ def parse_route(text: str, topic: str) -> Route | RouteFunction:
     if not colon or not entries or not all(equals for _, equals, _ in entries):
         raise UsageError(
             f"the route {text!r} cannot be read",
-            hint="FIELD:VALUE=TOPIC/PARTITION,…  as in species:setosa=iris/1,versicolor=iris/0+1  or FILE.py:FUNCTION",
+            hint="FIELD:VALUE=TOPIC/PARTITION,…  as in class:setosa=iris/1,versicolor=iris/0+1  or FILE.py:FUNCTION",
         )
     return Route(name, {value: parse_target(target, topic) for value, _, target in entries})
 

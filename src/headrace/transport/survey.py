@@ -6,13 +6,15 @@
 
 `Admin` answers once and waits for what it asks; a monitor asks every other second and must not wait for a broker that
 is paused, dying or cut off. So every question goes to one broker, a broker that does not answer in time is `quiet` from
-then on and nobody waits for it, and an answer that comes late is the answer to the next question of its kind.
+then on and is not waited for, and an answer that comes late answers the next question with the same key. A key names
+the whole question: the broker, what is asked, and about which topics, unless the answer itself names all it is about.
 The requests are the few that can be asked for everything at once: a thousand topics cost some ten milliseconds.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -33,7 +35,12 @@ LATEST, EARLIEST = -1, -2
 _GIVE_UP_MS = 20_000
 _BOOTSTRAP_S = 1.5
 _QUORUM = "quorum"
+# Longer than an election and the loading of a coordinator's groups take.
+_DENIED_FOR_S = 3.0
+# Kafka's error codes.
+_NO_SUCH_GROUP, _NOT_AUTHORIZED = 69, 30
 
+#: What is asked, and of which broker.
 Key = tuple[str, int]
 # State, assignor and members of a group.
 _Described = tuple[str, str, tuple[Member, ...]]
@@ -72,7 +79,6 @@ class SeenVoter(NamedTuple):
 
     node_id: int
     log_end_offset: int
-    last_caught_up_ms: int
     voter: bool
 
 
@@ -87,7 +93,10 @@ class SeenQuorum(NamedTuple):
 
 @dataclass(frozen=True)
 class SeenGroup:
-    """A group, with its members and what it has committed; None where nobody can be asked for that."""
+    """A group, with its members and what it has committed; None where nobody can be asked for that.
+
+    One that is `stale` is shown as it was last seen: its coordinator does not answer, or does not know it yet.
+    """
 
     group: str
     type: str
@@ -97,6 +106,7 @@ class SeenGroup:
     assignor: str | None = None
     members: tuple[Member, ...] | None = None
     committed: Mapping[TopicPartition, int] | None = None
+    stale: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,10 +129,13 @@ class Survey:
         # a controller it would hold up all that are asked after it.
         self._client_for_quorum: Any = None
         self._open: dict[Key, float] = {}
-        self._answers: dict[Key, Any] = {}
+        #: Answers that were not fetched yet, with the time when they came.
+        self._answers: dict[Key, tuple[float, Any]] = {}
+        self._numbers = itertools.count()
         self._changed = threading.Condition()
-        self._last_answer: dict[int, float] = {}
-        self._groups: dict[int, tuple[SeenGroup, ...]] = {}
+        self._groups: dict[str, SeenGroup] = {}
+        #: Groups that a coordinator denies, and since when.
+        self._denied: dict[str, float] = {}
         self._preferred: int | None = None
         self._asked_for_members: dict[str, Any] = {}
         self._members_of: dict[str, _Described] = {}
@@ -137,6 +150,7 @@ class Survey:
 
     def close(self) -> None:
         """No connection is open; the next question opens new ones."""
+        self._admin.close()
         clients = self._client, self._client_for_quorum
         self._client = self._client_for_quorum = None
         for client in clients:
@@ -206,8 +220,9 @@ class Survey:
         from kafka.protocol.consumer import ListOffsetsRequest
 
         topic = ListOffsetsRequest.ListOffsetsTopic
+        asked = {leader: {name: tuple(numbers) for name, numbers in of.items()} for leader, of in leaders.items()}
         questions = {
-            (f"offsets {which} {committed}", leader): ListOffsetsRequest(
+            (f"offsets {which} {committed} {by_topic}", leader): ListOffsetsRequest(
                 replica_id=-1,
                 isolation_level=int(committed),
                 topics=[
@@ -221,7 +236,7 @@ class Survey:
                     for name, partitions in by_topic.items()
                 ],
             )
-            for leader, by_topic in leaders.items()
+            for leader, by_topic in asked.items()
         }
         return {
             (topic.name, p.partition_index): p.offset
@@ -239,7 +254,7 @@ class Survey:
         return {broker: _disk(answer) for (_, broker), answer in answers.items()}
 
     def groups(self, brokers: Iterable[int]) -> tuple[SeenGroup, ...]:
-        """The groups of all types; those of a quiet coordinator as they were when it was last heard of."""
+        """The groups of all types; those whose coordinator does not answer as they were when it was last heard of."""
         from kafka.protocol.admin import ListGroupsRequest
 
         known = list(brokers)
@@ -257,21 +272,38 @@ class Survey:
             )
             for (_, broker), answer in listed.items()
         }
-        members, committed = self._members(found), self._committed(found)
-        for broker, of_broker in found.items():
-            self._groups[broker] = tuple(_completed(g, members.get(g.group), committed.get(g.group)) for g in of_broker)
-        self._groups = {broker: groups for broker, groups in self._groups.items() if broker in known}
-        # After a coordinator has moved, the old one's memory of a group must not stand beside the new one's.
-        newest = {g.group: g for broker, gs in self._groups.items() if broker not in found for g in gs}
-        newest |= {g.group: g for broker in found for g in self._groups[broker]}
-        return tuple(newest[name] for name in sorted(newest))
+        members, committed, before = self._members(found), self._committed(found), self._groups
+        self._groups = {
+            g.group: _completed(g, members.get(g.group), committed.get(g.group), before.get(g.group))
+            for of_broker in found.values()
+            for g in of_broker
+        }
+        for name in self._not_denied(before.keys() - self._groups.keys(), known):
+            self._groups[name] = replace(before[name], stale=True)
+        return tuple(self._groups[name] for name in sorted(self._groups))
+
+    def _not_denied(self, missing: set[str], brokers: Iterable[int]) -> set[str]:
+        """Those of the groups that are not listed any more which may exist all the same.
+
+        While a coordinator is away, or its successor still loads what it has to know, no broker lists its groups. Only
+        a coordinator denies a group. It must do so for a while: after a kill, a successor was seen to deny groups twice
+        in a row that it listed a moment later.
+        """
+        from kafka.protocol.admin import DescribeGroupsRequest
+
+        questions = {("denied", broker): DescribeGroupsRequest(groups=sorted(missing)) for broker in brokers}
+        answers = self.ask(questions) if missing else {}
+        denied = {g.group_id for answer in answers.values() for g in answer.groups if _is_denial(g)} & missing
+        now = time.monotonic()
+        self._denied = {group: self._denied.get(group, now) for group in denied}
+        return {group for group in missing if now - self._denied.get(group, now) < _DENIED_FOR_S}
 
     # -- how it is asked ----------------------------------------------------------------------------------------
 
     def ask(self, questions: Mapping[Key, Any], *, within_s: float | None = None) -> dict[Key, Any]:
-        """The answers that came within our patience, each under the kind and the broker of its question.
+        """The answers that came in time, each under the key of its question.
 
-        Of a kind that a broker still owes an answer to, no second question is sent.
+        A question that a broker still owes an answer to is not sent again.
         """
         self._connect()
         began = time.monotonic()
@@ -279,6 +311,7 @@ class Survey:
         new = {key: request for key, request in questions.items() if key not in self._open}
         with self._changed:
             self._open.update(dict.fromkeys(new, began))
+            self._answers = {k: kept for k, kept in self._answers.items() if began - kept[0] < _GIVE_UP_MS / 1000}
         for key, request in new.items():
             client = self._quorum_client() if key[0] == _QUORUM else self._client
             client._net.call_soon_threadsafe(self._sending(client._manager, key, request))
@@ -287,8 +320,18 @@ class Survey:
             self._changed.wait_for(
                 lambda: not awaited & self._open.keys(), self.patience_s if within_s is None else within_s
             )
-            answers = {key: self._answers.pop(key) for key in questions if key in self._answers}
+            answers = {key: self._answers.pop(key)[1] for key in questions if key in self._answers}
         return {key: answer for key, answer in answers.items() if answer is not None}
+
+    def ask_once(self, broker: int, request: Any) -> Any:
+        """The answer to a question of which only the answer in time counts; None without one.
+
+        A broker that is quiet is not asked: when it answers again, it would answer to all that was asked meanwhile.
+        """
+        if self.quiet(broker):
+            return None
+        key = (f"once {next(self._numbers)}", broker)
+        return self.ask({key: request}).get(key)
 
     def _sending(self, manager: Any, key: Key, request: Any) -> Callable[[], None]:
         # The client takes functions only, nothing else that can be called.
@@ -311,7 +354,7 @@ class Survey:
         kind, broker = key
         with self._changed:
             since = self._open.pop(key, None)
-            self._answers[key] = answer
+            self._answers[key] = (time.monotonic(), answer)
             if answer is None:
                 self.latency_s.pop(broker, None)
             elif since is not None and kind in {"groups", "metadata"}:
@@ -460,10 +503,7 @@ def _quorum(answer: Any) -> SeenQuorum | None:
         state.leader_id,
         state.leader_epoch,
         state.high_watermark,
-        tuple(
-            SeenVoter(r.replica_id, r.log_end_offset, getattr(r, "last_caught_up_timestamp", -1), voter)
-            for r, voter in replicas
-        ),
+        tuple(SeenVoter(r.replica_id, r.log_end_offset, voter) for r, voter in replicas),
     )
 
 
@@ -478,10 +518,6 @@ def _disk(answer: Any) -> SeenDisk:
     usables = [getattr(log_dir, "usable_bytes", -1) for log_dir in answer.results]
     known = bool(totals) and min(totals) >= 0
     return SeenDisk(partitions, max(totals) if known else None, min(usables) if known else None)
-
-
-def _type(listed: Any) -> str:
-    return str(listed.group_type or "classic").lower()
 
 
 def _member(member: Any) -> Member:
@@ -511,10 +547,26 @@ def _by_name(member: Member) -> tuple[str, str]:
     return member.client_id, member.member_id
 
 
+def _is_denial(group: Any) -> bool:
+    """True if a coordinator has said that there is no such group, or none that we may see; older ones call it dead."""
+    return group.error_code in {_NO_SUCH_GROUP, _NOT_AUTHORIZED} or (
+        not group.error_code and group.group_state == "Dead"
+    )
+
+
 def _completed(
     group: SeenGroup,
     described: _Described | None,
     committed: Mapping[TopicPartition, int] | None,
+    before: SeenGroup | None,
 ) -> SeenGroup:
+    """The group with what it was described as; what nobody said this time is what was known before."""
     state, assignor, members = described or ("", None, None)
-    return replace(group, state=state or group.state, assignor=assignor or None, members=members, committed=committed)
+    stale = False
+    if before is not None and committed is None:
+        committed, stale = before.committed, before.committed is not None
+    if before is not None and members is None:
+        assignor, members = before.assignor, before.members
+    return replace(
+        group, state=state or group.state, assignor=assignor or None, members=members, committed=committed, stale=stale
+    )

@@ -16,9 +16,9 @@ from typing import Any
 from headrace.errors import HeadraceError
 from headrace.transport.browse import READING, Query, shown
 from headrace.transport.client import HasBootstrap, connect
-from headrace.transport.fates import BrowsedRecord
-from headrace.transport.looks import Look
 from headrace.transport.offsets import Start, look_up
+from headrace.transport.render import Look
+from headrace.transport.visibility import BrowsedRecord
 
 _KEPT = 100
 _KEPT_BYTES = 8_000_000

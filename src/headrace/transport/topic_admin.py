@@ -10,18 +10,20 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
 
-from headrace.errors import Failed, HeadraceError, Unreachable, UsageError
+from headrace.errors import AlreadyExists, Failed, HeadraceError, NotFound, Unreachable, UsageError
 from headrace.runtime.waiting import NotYet, eventually
 from headrace.transport.admin_clients import BROKER_PATIENCE_S, AdminClients
 from headrace.transport.client import Connection
 from headrace.transport.topics import (
     Cleaned,
     ConfigValue,
+    Elected,
     NewTopic,
     Partition,
     PartitionDescription,
@@ -31,10 +33,13 @@ from headrace.transport.topics import (
     TopicPartition,
     TopicSize,
     count_until,
+    is_topic_name,
     partition_bytes,
     short,
     wanted_topic,
 )  # fmt: skip
+
+_LOOK_AGAIN_S = 0.02
 
 
 class TopicAdmin(AdminClients):
@@ -48,12 +53,41 @@ class TopicAdmin(AdminClients):
         found = (_topic(topic) for topic in metadata.topics.values())
         return tuple(sorted((t for t in found if internal or not t.internal), key=lambda topic: topic.name))
 
-    def topic(self, name: str) -> Topic:
-        """The topic; one that does not exist is an error with the nearest name."""
-        found = self._metadata(name).topics.get(name)
-        if found is None or found.error is not None:
-            raise self._hidden(name) if found and _is_forbidden(found.error) else self.no_such_topic(name)
+    def topic(self, name: str, *, wanted: bool = True) -> Topic:
+        """The topic; one that does not exist is an error with the nearest name (see `no_such_topic`)."""
+        # Not every text can be asked for: librdkafka takes no null character.
+        askable = is_topic_name(name)
+        found = self._found(name) if askable else None
+        if found is None and askable and self._controller_knows(name):
+            # It was created a moment ago, and the broker that answered has not heard of it yet.
+            with suppress(NotYet):
+                found = eventually(lambda: self._found(name), self.timeout_s)
+        if found is None:
+            raise self.no_such_topic(name, wanted=wanted)
         return _topic(found)
+
+    def _found(self, name: str) -> Any:
+        """The topic as a broker knows it, or None."""
+        found = self._metadata(name).topics.get(name)
+        if found is not None and found.error is not None:
+            if _is_forbidden(found.error):
+                raise self._hidden(name)
+            return None
+        return found
+
+    def _controller_knows(self, name: str) -> bool:
+        """Brokers learn of a new topic one after the other; whether it may be created only the controller decides."""
+        from confluent_kafka import KafkaException
+
+        wanted = [wanted_topic(NewTopic(name, 1, 1))]
+        try:
+            [future] = self.client.create_topics(wanted, validate_only=True, request_timeout=BROKER_PATIENCE_S).values()
+            future.result(timeout=BROKER_PATIENCE_S + 2)
+        except KafkaException as error:
+            return bool(error.args[0].name() == "TOPIC_ALREADY_EXISTS")
+        except (TimeoutError, TypeError, ValueError):
+            return False
+        return False
 
     def _hidden(self, name: str) -> Failed:
         return Failed(
@@ -62,24 +96,22 @@ class TopicAdmin(AdminClients):
             hint="-F names a file with your credentials; or ask for the right to describe, read or write it",
         )
 
-    def no_such_topic(self, name: str) -> UsageError:
+    def no_such_topic(self, name: str, *, wanted: bool = True) -> NotFound:
+        """The error for a topic that does not exist. One that is `wanted` can be created; a typo is not."""
         names = [topic.name for topic in self.topics(internal=True)]
         near = difflib.get_close_matches(name, names, n=1)
-        return UsageError(
-            f"there is no topic {name!r}",
-            why=f"the nearest name is {near[0]!r}"
-            if near
-            else f"none of the cluster's {len(names)} has a similar name",
-            hint=f"headrace topic create {name}",
-        )
+        if near:
+            why, hint = f"the nearest name is {near[0]!r}", f"did you mean {near[0]}?"
+        else:
+            why = f"none of the cluster's {len(names)} has a similar name"
+            creatable = wanted and is_topic_name(name)
+            hint = f"headrace topic create {name}" if creatable else "headrace topic list shows those that exist"
+        return NotFound(f"there is no topic {name!r}", why=why, hint=hint)
 
-    def require_topics(self, names: Iterable[str]) -> tuple[Topic, ...]:
-        """The topics of those names; the first that does not exist is an error."""
+    def require_topics(self, names: Iterable[str], *, wanted: bool = True) -> tuple[Topic, ...]:
+        """The topics of those names; the first that does not exist is an error (see `no_such_topic`)."""
         known = {topic.name: topic for topic in self.topics(internal=True)}
-        for name in names:
-            if name not in known:
-                raise self.no_such_topic(name)
-        return tuple(known[name] for name in names)
+        return tuple(known.get(name) or self.topic(name, wanted=wanted) for name in names)
 
     def topic_configs(self, name: str) -> dict[str, ConfigValue]:
         """The settings of a topic that exists, by name."""
@@ -116,8 +148,8 @@ class TopicAdmin(AdminClients):
         """The bytes of these topics, or of all but Kafka's own."""
         return self._sizes(self.require_topics(names) if names else self.topics())
 
-    def topic_records(self, topics: Iterable[Topic]) -> dict[str, int | None]:
-        """The offsets in use of each topic, see `PartitionDescription.records`; None if a leader is missing."""
+    def topic_offsets(self, topics: Iterable[Topic]) -> dict[str, int | None]:
+        """The offsets in use of each topic, see `PartitionDescription.offsets`; None if a leader is missing."""
         wanted = list(topics)
         places = {topic.name: [(topic.name, p.partition) for p in topic.partitions] for topic in wanted}
         begins, ends = self.begins_and_ends(place for of_topic in places.values() for place in of_topic)
@@ -135,7 +167,7 @@ class TopicAdmin(AdminClients):
         from confluent_kafka.admin import OffsetSpec
 
         wanted = list(partitions)
-        begins, ends = (self._ask_offsets(wanted, spec()) for spec in (OffsetSpec.earliest, OffsetSpec.latest))
+        begins, ends = (self._ask_offsets(wanted, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
         return begins(), ends()
 
     def offsets_at(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int | None]:
@@ -154,22 +186,50 @@ class TopicAdmin(AdminClients):
         admin.create_topics([NewTopic("breadcrumbs", partitions=6, replication=3)])
         """
         wanted = {topic.name: topic for topic in topics}
+        before = self._metadata().topics
+        doubtful: list[NewTopic] = []
+
+        def by_a_retry(name: str, error: Any) -> bool:
+            """A client or broker that got no answer asks again, and is then told that the topic exists."""
+            if error.name() != "TOPIC_ALREADY_EXISTS" or name in before:
+                return False
+            doubtful.append(wanted[name])
+            return True
+
         try:
             futures = self.client.create_topics(
                 [wanted_topic(topic) for topic in wanted.values()], operation_timeout=self.timeout_s
             )
         except (TypeError, ValueError) as error:
             raise UsageError("the topic cannot be created", why=str(error)) from None
-        self.settle(futures, "create topic {name}", lambda name, error: self._why_not_created(wanted[name], error))
-        if wait:
+        self.settle(
+            futures, "create topic {name}", lambda name, error: self._why_not_created(wanted[name], error), by_a_retry
+        )
+        if wait or doubtful:
             self._wait_for_leaders(wanted)
+        for topic in doubtful:
+            if not self._is_like(topic):
+                raise _already_exists(topic.name)
 
     def ensure_topic(self, topic: NewTopic) -> bool:
-        """The topic exists; True if it was created just now."""
+        """The topic exists; True if it was created just now, here or by another who wants it as well."""
         if topic.name in {found.name for found in self.topics(internal=True)}:
             return False
-        self.create_topics([topic])
+        try:
+            self.create_topics([topic])
+        except AlreadyExists:
+            self._wait_for_leaders({topic.name: NewTopic(topic.name)})
+            return False
         return True
+
+    def _is_like(self, wanted: NewTopic) -> bool:
+        found = self.topic(wanted.name)
+        configs = self.topic_configs(wanted.name) if wanted.configs else {}
+        return (
+            wanted.partitions in (None, len(found.partitions))
+            and wanted.replication in (None, found.replication)
+            and all(name in configs and configs[name].value == value for name, value in wanted.configs.items())
+        )
 
     def alter_topic(
         self, name: str, *, partitions: int | None = None, configs: Mapping[str, str | None] | None = None
@@ -198,13 +258,16 @@ class TopicAdmin(AdminClients):
 
     def delete_topics(self, names: Sequence[str]) -> None:
         """The topics and their records are gone, and the cluster's metadata no longer name them."""
+        for name in names:
+            if not is_topic_name(name):
+                raise self.no_such_topic(name)
         futures = self.client.delete_topics(list(names), operation_timeout=self.timeout_s)
 
         def unknown(name: str, error: Any) -> HeadraceError | None:
-            return self.no_such_topic(name) if error.name() == "UNKNOWN_TOPIC_OR_PART" else None
+            return self.no_such_topic(name, wanted=False) if error.name() == "UNKNOWN_TOPIC_OR_PART" else None
 
         self.settle(futures, "delete topic {name}", unknown)
-        if not self._everywhere(lambda found: not set(names) & set(found), self.timeout_s) and (
+        if not self._everywhere(lambda found: not set(names) & set(found)) and (
             set(names) & set(self._metadata().topics)
         ):
             raise Failed(
@@ -213,10 +276,33 @@ class TopicAdmin(AdminClients):
                 hint="a client may be creating it again: auto.create.topics.enable of the brokers",
             )
 
+    def elect_preferred(self, names: Sequence[str] = ()) -> Elected:
+        """Every partition of these topics, or of all, is led by the first of its replicas, where that one is in sync.
+
+        admin.elect_preferred().moved
+        """
+        from confluent_kafka import ElectionType, KafkaError
+        from confluent_kafka import TopicPartition as Of
+
+        topics = self.require_topics(names) if names else self.topics(internal=True)
+        wanted = [Of(t.name, p.partition) for t in topics for p in t.partitions if p.leader != p.replicas[0]]
+        if not wanted:
+            return Elected((), {})
+        # Without its timeouts: confluent-kafka 2.16 fails at either of them.
+        asked = self.client.elect_leaders(ElectionType.PREFERRED, wanted)
+        answers = self.settle({"": asked}, "elect the preferred leaders")[""]
+        moved, refused = [], {}
+        for place, error in answers.items():
+            if error is None:
+                moved.append((place.topic, place.partition))
+            elif error.code() != KafkaError.ELECTION_NOT_NEEDED:
+                refused[place.topic, place.partition] = error.str()
+        return Elected(tuple(sorted(moved)), dict(sorted(refused.items())))
+
     def clean_topic(self, name: str, *, how: Literal["truncate", "read"] = "truncate") -> Cleaned:
         """Everything that the topic held has been deleted (truncate), or read once and thrown away (read).
 
-        admin.clean_topic("breadcrumbs").records
+        admin.clean_topic("breadcrumbs").offsets
         """
         found = self.describe(name)
         unknown = [p.partition for p in found.partitions if p.end is None]
@@ -226,10 +312,10 @@ class TopicAdmin(AdminClients):
                 hint=f"headrace topic describe {name}",
             )
         if how == "read":
-            return Cleaned(name, how, self._read_through(found), found.size_bytes)
+            return Cleaned(name, how, found.offsets or 0, found.size_bytes, self._read_through(found))
         self.require_truncatable(name)
         self._truncate(found)
-        return Cleaned(name, how, found.records or 0, found.size_bytes)
+        return Cleaned(name, how, found.offsets or 0, found.size_bytes)
 
     def require_truncatable(self, name: str) -> None:
         """The topic's records may be deleted up to an offset; a compacted topic's may not."""
@@ -320,22 +406,18 @@ class TopicAdmin(AdminClients):
     # -- how it is changed --------------------------------------------------------------------------------------
 
     def _wait_for_leaders(self, topics: Mapping[str, NewTopic]) -> None:
-        """Every live broker names a leader of each partition, and it answers. A topic without one exists as well."""
+        """Every live broker knows the topics, and the leaders answer. A topic without leaders exists as well."""
 
-        def led(found: Mapping[str, Any]) -> bool:
+        def known(found: Mapping[str, Any]) -> bool:
             return all(
-                name in found
-                and found[name].error is None
-                and len(found[name].partitions) >= (topic.partitions or 1)
-                and all(p.leader >= 0 for p in found[name].partitions.values())
+                name in found and found[name].error is None and len(found[name].partitions) >= (topic.partitions or 1)
                 for name, topic in topics.items()
             )
 
-        within_s = min(self.timeout_s, BROKER_PATIENCE_S)
-        if self._everywhere(led, within_s):
-            # A broker is named as the leader a moment before it has made the log; until then it denies to be one.
-            with suppress(NotYet, Unreachable):
-                eventually(partial(self._leaders_answer, tuple(topics)), within_s, every_s=0.02)
+        self._everywhere(known)
+        # A broker is named as the leader a moment before it has made the log; until then it denies to be one.
+        with suppress(NotYet, Unreachable):
+            eventually(partial(self._leaders_answer, tuple(topics)), BROKER_PATIENCE_S, every_s=0.02)
 
     def _leaders_answer(self, names: Sequence[str]) -> bool:
         from confluent_kafka.admin import OffsetSpec
@@ -344,26 +426,18 @@ class TopicAdmin(AdminClients):
         places = [(name, number) for name in names if name in found for number in found[name].partitions]
         return None not in self._ask_offsets(places, OffsetSpec.latest())().values()
 
-    def _everywhere(self, seen: Callable[[Mapping[str, Any]], bool], within_s: float) -> bool:
+    def _everywhere(self, seen: Callable[[Mapping[str, Any]], bool]) -> bool:
         """Waits until each live broker sees the topics so. A change is known to the controller first, to others later:
         without this, the next question may go to a broker that has not heard of it."""
-        deadline = time.monotonic() + within_s
-        everywhere = True
-        for address in self.live_brokers().values():
-            one = Connection(address, self.connection.properties)
-            try:
-                eventually(partial(_sees, one, seen), deadline - time.monotonic(), every_s=0.02)
-            except (NotYet, Unreachable):
-                everywhere = False
-        return everywhere
+        ones = [Connection(address, self.connection.properties) for address in self.live_brokers().values()]
+        with ThreadPoolExecutor(len(ones) or 1) as pool:
+            return all([*pool.map(partial(_comes_to_see, seen, self.timeout_s), ones)])
 
     def _why_not_created(self, topic: NewTopic, error: Any) -> HeadraceError | None:
         words = error.str()
         match error.name():
             case "TOPIC_ALREADY_EXISTS":
-                return UsageError(
-                    f"the topic {topic.name!r} is already there", hint=f"headrace topic describe {topic.name}"
-                )
+                return _already_exists(topic.name)
             case "INVALID_REPLICATION_FACTOR":
                 live = self.live_brokers()
                 return UsageError(
@@ -429,7 +503,7 @@ class TopicAdmin(AdminClients):
     def _truncate(self, found: TopicDescription) -> None:
         from confluent_kafka import TopicPartition as Until
 
-        until = [Until(found.topic, p.partition, p.end) for p in found.partitions if p.records]
+        until = [Until(found.topic, p.partition, p.end) for p in found.partitions if p.end and p.offsets]
         if until:
             self.settle(self.client.delete_records(until, request_timeout=self.timeout_s), f"truncate {found.topic}")
 
@@ -437,7 +511,7 @@ class TopicAdmin(AdminClients):
         """How many records lie between the begins and the ends of a moment ago. Commits nothing."""
         from confluent_kafka import TopicPartition as From
 
-        ends = {p.partition: p.end for p in found.partitions if p.end and p.records}
+        ends = {p.partition: p.end for p in found.partitions if p.end and p.offsets}
         consumer = self.connection.consumer(
             {
                 "group.id": "headrace-clean",
@@ -447,7 +521,9 @@ class TopicAdmin(AdminClients):
             }
         )
         try:
-            consumer.assign([From(found.topic, p.partition, p.begin) for p in found.partitions if p.partition in ends])
+            consumer.assign(
+                [From(found.topic, p.partition, p.begin or 0) for p in found.partitions if p.partition in ends]
+            )
             return count_until(consumer, ends, self.timeout_s)
         finally:
             consumer.close()
@@ -464,9 +540,25 @@ def _topic(topic: Any) -> Topic:
     )
 
 
-def _sees(one: Connection, seen: Callable[[Mapping[str, Any]], bool]) -> bool:
-    # With a client of its own each time: only its first answer is surely that broker's, later ones are anybody's.
-    return seen(AdminClients(one, timeout_s=1)._metadata().topics)
+def _comes_to_see(seen: Callable[[Mapping[str, Any]], bool], within_s: float, one: Connection) -> bool:
+    """True once the broker sees the topics so. One that answers is waited for, one that is silent only for a while."""
+    answered_at = began = time.monotonic()
+    while True:
+        try:
+            # With a client of its own each time: only its first answer is surely that broker's, later ones anybody's.
+            if seen(AdminClients(one, timeout_s=1)._metadata().topics):
+                return True
+            answered_at = time.monotonic()
+        except Unreachable:
+            if time.monotonic() - answered_at > BROKER_PATIENCE_S:
+                return False
+        if time.monotonic() - began > within_s:
+            return False
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _already_exists(name: str) -> AlreadyExists:
+    return AlreadyExists(f"the topic {name!r} is already there", hint=f"headrace topic describe {name}")
 
 
 def _is_forbidden(error: Any) -> bool:

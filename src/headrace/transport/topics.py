@@ -5,6 +5,7 @@ The questions themselves are asked by `Admin`; nothing here opens a connection. 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,6 +13,8 @@ from datetime import datetime
 from typing import Any, Literal
 
 from headrace.errors import Failed, UsageError
+
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 #: A topic and the number of one of its partitions.
 TopicPartition = tuple[str, int]
@@ -145,7 +148,7 @@ class PartitionDescription:
     size: PartitionSize
 
     @property
-    def records(self) -> int | None:
+    def offsets(self) -> int | None:
         """Offsets from begin to end: at most so many records, fewer if compacted or written in transactions."""
         return None if self.begin is None or self.end is None else self.end - self.begin
 
@@ -153,7 +156,7 @@ class PartitionDescription:
         sizes = self.size.replica_bytes
         return {
             **{name: value for name, value in asdict(self).items() if name != "size"},
-            "records": self.records,
+            "offsets": self.offsets,
             "bytes": self.size.size_bytes,
             "replica_bytes": [{"broker": broker, "bytes": count} for broker, count in sizes.items()],
         }
@@ -174,9 +177,9 @@ class TopicDescription:
         return max((len(p.replicas) for p in self.partitions), default=0)
 
     @property
-    def records(self) -> int | None:
-        """See `PartitionDescription.records`; None if those of some partition are unknown."""
-        return _total(p.records for p in self.partitions)
+    def offsets(self) -> int | None:
+        """See `PartitionDescription.offsets`; None if those of some partition are unknown."""
+        return _total(p.offsets for p in self.partitions)
 
     @property
     def size_bytes(self) -> int | None:
@@ -189,7 +192,7 @@ class TopicDescription:
             "topic_id": self.topic_id,
             "partition_count": len(self.partitions),
             "replication": self.replication,
-            "records": self.records,
+            "offsets": self.offsets,
             "bytes": self.size_bytes,
             "configs": {name: asdict(config) for name, config in self.configs.items()},
             "partitions": [p.to_json() for p in self.partitions],
@@ -199,12 +202,30 @@ class TopicDescription:
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What a clean took away (truncate) or read through (read). `size_bytes` is what the topic held before."""
+    """What a clean took away (truncate) or read through (read): offsets and bytes that the topic held before.
+
+    `records` were counted as they were read; what is truncated is not read.
+    """
 
     topic: str
     how: Literal["truncate", "read"]
-    records: int
+    offsets: int
     size_bytes: int | None
+    records: int | None = None
+
+
+@dataclass(frozen=True)
+class Elected:
+    """The partitions that got their preferred leader, and why others did not."""
+
+    moved: tuple[TopicPartition, ...]
+    refused: Mapping[TopicPartition, str]
+
+    def as_json(self) -> dict[str, list[dict[str, str | int]]]:
+        return {
+            "moved": [{"topic": topic, "partition": number} for topic, number in self.moved],
+            "refused": [{"topic": topic, "partition": number, "why": w} for (topic, number), w in self.refused.items()],
+        }
 
 
 def count_until(consumer: Any, ends: dict[int, int], patience_s: float) -> int:
@@ -233,6 +254,11 @@ def count_until(consumer: Any, ends: dict[int, int], patience_s: float) -> int:
             if end is not None and (error is not None or record.offset() >= end - 1):
                 del open_ends[partition]
     return count
+
+
+def is_topic_name(text: str) -> bool:
+    """True if Kafka takes it as the name of a topic."""
+    return _TOPIC_NAME.fullmatch(text) is not None and text not in {".", ".."}
 
 
 def wanted_topic(topic: NewTopic) -> Any:

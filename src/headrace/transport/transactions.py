@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from headrace.errors import Failed, HeadraceError, UsageError
-from headrace.transport.admin import Admin
+from headrace.transport.admin import Admin, NewTopic
 from headrace.transport.client import Connection, HasBootstrap, connect, unreachable
 from headrace.transport.inputs import BadPiece, InputBatch, InputOptions, Place, RecordReader
 from headrace.transport.shaping import Outgoing, Shaper, Shaping, encode_value
@@ -93,8 +93,9 @@ class TransactionReport:
 class Transaction:
     """An open transaction: records can be sent in it."""
 
-    def __init__(self, producer: Any) -> None:
+    def __init__(self, producer: Any, require: Callable[[str], None]) -> None:
         self._producer = producer
+        self._require = require
         self.offsets: list[tuple[str, int, int]] = []
         self.sent = 0
 
@@ -107,6 +108,7 @@ class Transaction:
         """
         from confluent_kafka import KafkaException
 
+        self._require(topic)
         encoded = encode_value(value)
         while True:
             try:
@@ -128,10 +130,18 @@ class Transaction:
 
 @contextmanager
 def transaction(
-    where: HasBootstrap | str, transactional_id: str | None = None, settings: Mapping[str, Any] | None = None
+    where: HasBootstrap | str,
+    transactional_id: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    create: bool = False,
 ) -> Iterator[Transaction]:
-    """A transaction around the block: committed at its end, aborted if it raises."""
-    producer = _Transactional(connect(where), transactional_id or f"headrace-{uuid.uuid4().hex[:12]}", settings)
+    """A transaction around the block: committed at its end, aborted if it raises.
+
+    A topic that does not exist is an error, or is created with `create`.
+    """
+    name = transactional_id or f"headrace-{uuid.uuid4().hex[:12]}"
+    producer = _Transactional(connect(where), name, settings, create=create)
     opened = producer.begin()
     try:
         yield opened
@@ -163,9 +173,9 @@ def produce_in_transactions(
     if plan.topics and shaper.wanted.route:
         raise UsageError("a route and several topics contradict each other", hint="give one of them")
     connection = connect(where)
-    admin = Admin(connection)
-    for name in dict.fromkeys(plan.places(topic)):
-        admin.topic(name)
+    with Admin(connection) as admin:
+        for name in dict.fromkeys(plan.places(topic)):
+            admin.topic(name)
     run = _Run(connection, plan, settings, on_result)
     began = time.monotonic()
     try:
@@ -218,7 +228,7 @@ class _Run:
                 finally:
                     self.report.bad += reader.bad
         else:
-            for number, record in enumerate(source, 1):
+            for number, record in enumerate(islice(source, options.skip, None), options.skip + 1):
                 yield InputBatch([encode_value(record)], Place("line", number), [record])  # type: ignore[list-item]
 
     def all(self, topic: str, records: Iterator[Outgoing]) -> None:
@@ -253,14 +263,14 @@ class _Run:
                 time.sleep(self.plan.wait_s)
                 (self.producer.commit if wants_commit else self.producer.abort)()
             except _MustAbort as error:
-                reason = str(error)
+                reason = error.why
                 self.producer.recover()
                 continue
             except _Fenced as error:
-                return TransactionResult(number, "fenced", len(records), reason=str(error), attempts=attempt)
+                return TransactionResult(number, "fenced", len(records), reason=error.why, attempts=attempt)
             except _OutcomeUnknown as error:
                 self.producer.recover()
-                return TransactionResult(number, "unknown", len(records), reason=str(error), attempts=attempt)
+                return TransactionResult(number, "unknown", len(records), reason=error.why, attempts=attempt)
             except Failed as error:
                 # Nothing that another attempt would mend, such as a record that is too large.
                 reason = error.why or error.problem
@@ -290,13 +300,25 @@ def _send(opened: Transaction, record: Outgoing) -> None:
 class _MustAbort(Failed):
     """The transaction cannot be committed any more, a new one can be begun."""
 
+    def __init__(self, why: str) -> None:
+        hint = "send the records again in a new transaction"
+        super().__init__("the transaction was aborted: none of its records is visible", why=why, hint=hint)
+
 
 class _Fenced(Failed):
     """Another producer has this transactional id now."""
 
+    def __init__(self, why: str) -> None:
+        hint = "give each producer a transactional id of its own"
+        super().__init__("the transaction was fenced by another producer with its id", why=why, hint=hint)
+
 
 class _OutcomeUnknown(Failed):
-    """The commit was asked for, and nobody answered whether it took place."""
+    """The commit was asked for, and no answer came whether it took place."""
+
+    def __init__(self, why: str) -> None:
+        hint = "read the topics (isolation committed) before sending the records again"
+        super().__init__("the transaction may be committed or not: no answer came", why=why, hint=hint)
 
 
 def _trouble(error: Any) -> HeadraceError | None:
@@ -314,8 +336,12 @@ def _trouble(error: Any) -> HeadraceError | None:
 class _Transactional:
     """A transactional producer that can be made anew under the same id."""
 
-    def __init__(self, connection: Connection, name: str, settings: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, connection: Connection, name: str, settings: Mapping[str, Any] | None, *, create: bool = False
+    ) -> None:
         self._connection = connection
+        self._create = create
+        self._known_topics: set[str] = set()
         self._settings = {
             "transactional.id": name,
             "transaction.timeout.ms": 60_000,
@@ -330,7 +356,17 @@ class _Transactional:
 
     def begin(self) -> Transaction:
         self._call(self._producer.begin_transaction)
-        return Transaction(self._producer)
+        return Transaction(self._producer, self._require)
+
+    def _require(self, topic: str) -> None:
+        """The topic exists. librdkafka would wait for it, and then abort the transaction without its name."""
+        if topic not in self._known_topics:
+            with Admin(self._connection) as admin:
+                if self._create:
+                    admin.ensure_topic(NewTopic(topic))
+                else:
+                    admin.topic(topic)
+            self._known_topics.add(topic)
 
     def flush(self) -> None:
         """Every record is in the log. Why one is not, the next call of the transaction tells."""

@@ -212,7 +212,7 @@ def _kafka_errors() -> tuple[type[Exception], ...]:
     """What confluent-kafka raises: an exception around an error, and from inside of callbacks the error itself."""
     from confluent_kafka import KafkaError, KafkaException
 
-    return KafkaException, KafkaError, SystemError
+    return KafkaException, KafkaError, SystemError  # type: ignore[return-value] # that the second is one is not typed
 
 
 def _error_in(exception: Exception) -> Any:

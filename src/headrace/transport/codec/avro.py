@@ -24,12 +24,14 @@ import msgspec
 
 from headrace.errors import CodecError, UsageError
 from headrace.transport.evolution import PRIMITIVES, Names, full_name, type_text
+from headrace.transport.numbers import integral, number_in
 from headrace.transport.schemas import Schema
 
 _AT_ONCE = 512
 _PATH = re.compile(r" - at `\$(.*)`$")
 _MISSING = re.compile(r"missing required field `(.+?)`")
 _RANGES = {"int": 31, "long": 63}
+_NUMERIC = {"int", "long", "float", "double"}
 _LOGICAL: Mapping[str, Any] = {
     "timestamp-millis": datetime.datetime | int,
     "timestamp-micros": datetime.datetime | int,
@@ -60,6 +62,8 @@ class Avro:
             raise UsageError("the schema is no valid Avro", why=str(error)) from None
         self._reader = reader._parsed if reader else None
         self._names = Names(self.document)
+        fields = self.document["fields"] if _is_record(self.document) else ()
+        self._numeric = {field["name"] for field in fields if _is_numeric(field["type"], self._names)}
         self._types = _Types(self._names)
         self._type = self._types.of(self.document)
         self._list_type = list[self._type]  # type: ignore[name-defined]
@@ -85,7 +89,11 @@ class Avro:
         if self._marked is None:
             raise CodecError("only records can be written at once")
         rows: Any = [self._untexted(value) for value in values] if text else values
-        fitting = msgspec.convert(rows, self._list_type, strict=not text)
+        try:
+            fitting = msgspec.convert(rows, self._list_type, strict=not text)
+        except msgspec.ValidationError:
+            rows = [self._renumbered(value, text) for value in rows]
+            fitting = msgspec.convert(rows, self._list_type, strict=not text)
         if text or self._types.converting:
             if any(_lost(value, kept) for value, kept in zip(rows, fitting, strict=True)):
                 raise CodecError("a field is not in the schema")
@@ -96,7 +104,7 @@ class Avro:
         value = self._untexted(value) if text else value
         try:
             value = msgspec.to_builtins(value, builtin_types=_AS_THEY_ARE, enc_hook=_plain)
-            fitting = msgspec.convert(value, self._type, strict=not text)
+            fitting = msgspec.convert(self._renumbered(value, text), self._type, strict=not text)
             if lost := _lost(value, fitting):
                 return CodecError(f"field {lost} is not in the schema", hint=f"the schema has {self._fields_text()}")
             out = io.BytesIO()
@@ -134,6 +142,14 @@ class Avro:
             return value
         types = {field["name"]: field["type"] for field in self.document.get("fields", ())}
         return {name: None if cell == "" and _nullable(types.get(name)) else cell for name, cell in value.items()}
+
+    def _renumbered(self, value: Any, text: bool) -> Any:
+        """Numbers that msgspec does not take as they are written: 12.0 for a whole one, and `.73` in a cell."""
+        if not text:
+            return integral(value)
+        if isinstance(value, dict):
+            return {name: _number(cell) if name in self._numeric else cell for name, cell in value.items()}
+        return _number(value) if _is_numeric(self.document, self._names) else value
 
     def _fields_text(self) -> str:
         return ", ".join(self.field_names or ())
@@ -280,6 +296,19 @@ def _varint(number: int) -> bytes:
         out.append(number & 0x7F | 0x80)
         number >>= 7
     return bytes([*out, number])
+
+
+def _is_numeric(node: Any, names: Names) -> bool:
+    """True if the type takes numbers, and no text that could look like one."""
+    node = names.resolved(node)
+    if isinstance(node, list):
+        return all(branch == "null" or _is_numeric(branch, names) for branch in node)
+    return (node.get("type") if isinstance(node, dict) else node) in _NUMERIC
+
+
+def _number(cell: Any) -> Any:
+    number = number_in(cell) if isinstance(cell, str) else None
+    return cell if number is None else number
 
 
 def _nullable(node: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import CodecError
+from headrace.transport.numbers import integral, number_in
 from headrace.transport.schemas import Schema
 
 
@@ -75,10 +76,10 @@ def _from_text(cell: Any, kind: Any) -> Any:
         return cell
     if not cell and "null" in kinds:
         return None
-    for name, of in (("integer", int), ("number", float), ("boolean", bool)):
-        if name in kinds:
-            try:
-                return msgspec.convert(cell, of, strict=False)
-            except msgspec.ValidationError:
-                continue
-    return cell
+    number = number_in(cell)
+    if number is not None and not {"integer", "number"}.isdisjoint(kinds):
+        return integral(number)
+    try:
+        return msgspec.convert(cell, bool, strict=False) if "boolean" in kinds else cell
+    except msgspec.ValidationError:
+        return cell

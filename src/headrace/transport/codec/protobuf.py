@@ -15,9 +15,11 @@ from typing import Any
 
 from headrace.errors import CodecError, UsageError
 from headrace.transport.codec.proto_text import parse_proto
+from headrace.transport.numbers import integral, number_in
 from headrace.transport.schemas import Schema
 
 _FIRST_MESSAGE = b"\0"
+_NUMERIC = range(1, 7)  # FieldDescriptor's CPPTYPE_INT32 to CPPTYPE_FLOAT
 
 
 class Protobuf:
@@ -39,9 +41,18 @@ class Protobuf:
         return tuple(field.name for field in self._messages[0].fields)
 
     def encode(self, values: Sequence[Any], head: bytes, *, text: bool = False) -> list[bytes | CodecError]:
-        """The values as bytes behind `head`. Numbers that stand as text are numbers in Protobuf's JSON anyway."""
-        del text
-        return [self._encode_one(value, head + _FIRST_MESSAGE) for value in values]
+        """The values as bytes behind `head`. With `text`, numbers may stand as text, as in a CSV file."""
+        rows = [self._untexted(value) for value in values] if text else values
+        return [self._encode_one(value, head + _FIRST_MESSAGE) for value in rows]
+
+    def _untexted(self, value: Any) -> Any:
+        """Protobuf's JSON takes most numbers as text, but neither 12.0 nor 1e3 for a whole one."""
+        if not isinstance(value, dict):
+            return value
+        numeric = {field.name for field in self._messages[0].fields if field.cpp_type in _NUMERIC}
+        cells = ((name, cell, number_in(cell) if name in numeric and isinstance(cell, str) else None)
+                 for name, cell in value.items())  # fmt: skip
+        return {name: cell if number is None else integral(number) for name, cell, number in cells}
 
     def _encode_one(self, value: Any, head: bytes) -> bytes | CodecError:
         from google.protobuf.json_format import ParseDict, ParseError

@@ -10,6 +10,7 @@ import msgspec
 
 from headrace.errors import CodecError, UsageError
 from headrace.transport.codec.wire import KEY_HEADER, PREFIX_SIZE, VALUE_HEADER, id_in_header, id_in_prefix, prefix
+from headrace.transport.records import headers_of
 from headrace.transport.schema_files import read_schema
 from headrace.transport.schemas import Kind, Schema
 
@@ -195,7 +196,7 @@ def decode_messages(codec: Codec | None, messages: Sequence[Any], part: Part) ->
     if codec is None:
         return None
     name = VALUE_HEADER if part == "value" else KEY_HEADER
-    headers = [next((data for key, data in m.headers() or () if key == name), None) for m in messages]
+    headers = [next((data for key, data in headers_of(m) if key == name), None) for m in messages]
     data = [m.value() for m in messages] if part == "value" else [m.key() for m in messages]
     return codec.decode_many(data, headers if any(headers) else None)
 

@@ -75,6 +75,8 @@ class InputOptions:
     delimiter: str | None = None
     #: CSV cells that are numbers become numbers; without it every cell is text, as it was written.
     numbers: bool = False
+    #: So many records at the beginning are left out: those that an earlier run has dealt with.
+    skip: int = 0
 
 
 def field(record: Any, path: str) -> Any:

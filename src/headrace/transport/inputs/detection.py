@@ -11,7 +11,7 @@ from headrace.transport.inputs.values import Malformed, Unfinished, fault, value
 HEAD = 256 * 1024
 _SAMPLE_LINES = 200
 BOM = b"\xef\xbb\xbf"
-_NUMBER_CELL = re.compile(r"\s*[-+$€£]?\d")
+_NUMBER_CELL = re.compile(r"\s*[-+$€£]?\.?\d")
 _SNAKE_CELL = re.compile(r"[a-z][a-z0-9_]*|[A-Z][A-Z0-9_]*")
 _NAME_CELL = re.compile(r"[^\W\d][\w .()/%#:-]*")
 

@@ -43,9 +43,13 @@ class RecordReader:
 
     def __iter__(self) -> Iterator[InputBatch]:
         batches = self._batches()
+        due = self._options.skip
         for batch in _grouped(batches) if self._source.is_file else batches:
             self.records += len(batch.values)
-            yield batch
+            left = batch.part(due, len(batch.values)) if due else batch
+            due -= len(batch.values) - len(left.values)
+            if left.values:
+                yield left
 
     def __enter__(self) -> Self:
         return self

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +11,7 @@ import msgspec
 from headrace.errors import UsageError
 from headrace.transport.inputs.batch import InputOptions, Shape
 from headrace.transport.inputs.detection import shape_of_table
-
-_NUMBER = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d{1,15})?")
+from headrace.transport.numbers import number_in
 
 
 class Table:
@@ -75,7 +73,5 @@ class Table:
 
 
 def _number_or_text(cell: str) -> int | float | str:
-    """`5.1` and `-3` are numbers; `007`, `1e5` and `5 ` stay the text they are."""
-    if not _NUMBER.fullmatch(cell):
-        return cell
-    return float(cell) if "." in cell else int(cell)
+    number = number_in(cell)
+    return cell if number is None else number

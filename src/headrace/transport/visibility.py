@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.errors import HeadraceError
 from headrace.transport.batches import BatchHeader, headers_in
-from headrace.transport.looks import NULL, Shown
+from headrace.transport.render import NULL, Shown
 from headrace.transport.survey import Survey
 from headrace.transport.topics import Topic
 
@@ -117,8 +117,8 @@ class Fates:
                 log_start_offset=-1, partition_max_bytes=_FETCH_BYTES)])],
             max_version=12,  # later ones name topics by their ids
         )  # fmt: skip
-        answers = self._survey.ask({("fetch", leader): request})
-        found = answers.get(("fetch", leader))
+        # An answer that comes later may be about another topic, or from before the end of a transaction.
+        found = self._survey.ask_once(leader, request)
         if found is None or not found.responses:
             return None
         answer = found.responses[0].partitions[0]
@@ -164,17 +164,24 @@ class Log:
             self.unstable_until = max(self.unstable_until or 0, batch.last_offset + 1)
 
     def knows(self, offset: int) -> bool:
-        return self._batch(offset) is not None
+        return self.batch(offset) is not None
 
     def known_from(self, offset: int) -> int:
         """The first offset from there on of which nothing is known."""
         while True:
-            batch = self._batch(offset)
+            batch = self.batch(offset)
             if batch is None:
                 return offset
             offset = batch.last_offset + 1
 
-    def _batch(self, offset: int) -> BatchHeader | None:
+    def records(self, first: int, end: int) -> int | None:
+        """How many records lie between these offsets; None if not all of the batches there are known."""
+        if self.known_from(first) < end:
+            return None
+        inside = [b for b in self.batches.values() if not b.control and first <= b.last_offset and b.base_offset < end]
+        return sum(min(b.records, min(b.last_offset, end - 1) - max(b.base_offset, first) + 1) for b in inside)
+
+    def batch(self, offset: int) -> BatchHeader | None:
         """Offsets that compaction has left empty belong to the batch before them."""
         at = bisect_right(self._order, offset) - 1
         found = self.batches[self._order[at]] if at >= 0 else None
@@ -221,7 +228,7 @@ class Log:
 
     def mark(self, offset: int) -> tuple[Mark, bool]:
         """What became of the record, and whether that is sure."""
-        batch = self._batch(offset)
+        batch = self.batch(offset)
         if batch is None:
             return "unknown", False
         if batch.control:
@@ -236,7 +243,7 @@ class Log:
         return ("committed" if end.decides == "commit" else "aborted"), True
 
     def marked(self, record: BrowsedRecord) -> BrowsedRecord:
-        batch = self._batch(record.offset)
+        batch = self.batch(record.offset)
         mark, sure = self.mark(record.offset)
         if batch is None:
             return record

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from headrace.errors import Failed, HeadraceError, UsageError
+from headrace.errors import Failed, UsageError
 from headrace.transport.admin import Admin, NewTopic
 from headrace.transport.client import Connection
 from headrace.transport.offsets import Place, Start, look_up
@@ -51,14 +51,9 @@ class Mark:
 
 def prepare(connection: Connection) -> None:
     """The topic of the marks is there."""
-    admin = Admin(connection)
-    replicas = min(_REPLICAS, len(admin.brokers()))
-    with admin:
-        try:
-            admin.ensure_topic(NewTopic(MARKS, _PARTITIONS, replicas, _CONFIGS))
-        except HeadraceError:  # somebody else may have made it this very moment
-            if MARKS not in {topic.name for topic in admin.topics()}:
-                raise
+    with Admin(connection) as admin:
+        replicas = min(_REPLICAS, len(admin.brokers()))
+        admin.ensure_topic(NewTopic(MARKS, _PARTITIONS, replicas, _CONFIGS))
         found = len(admin.topic(MARKS).partitions)
     if found < _PARTITIONS:
         raise UsageError(

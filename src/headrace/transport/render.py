@@ -6,13 +6,14 @@ is JSON if it reads as JSON, text if it is printable UTF-8, and bytes otherwise.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
 
 from headrace.errors import CodecError, HeadraceError
 from headrace.transport.codec import KEY_HEADER, VALUE_HEADER, SchemaCodec
-from headrace.transport.records import one_line
+from headrace.transport.records import headers_of, one_line
 from headrace.transport.schemas import Registry
 
 Kind = Literal["null", "json", "schema", "text", "bytes"]
@@ -48,7 +49,7 @@ class Look:
 
     def shown(self, message: Any, *, whole: bool = False) -> tuple[Shown, Shown, tuple[tuple[str, Shown], ...]]:
         """Key, value and headers of a confluent-kafka Message."""
-        headers = message.headers() or ()
+        headers = headers_of(message)
         frames = {name: data for name, data in headers if name in {KEY_HEADER, VALUE_HEADER}}
         most = _MOST_WHOLE if whole else _MOST_SHOWN
         topic = message.topic()
@@ -60,7 +61,7 @@ class Look:
 
     def facts(self, message: Any) -> dict[str, Any]:
         """What an expression can ask about a confluent-kafka Message."""
-        headers = message.headers() or ()
+        headers = headers_of(message)
         frames = {name: data for name, data in headers if name in {KEY_HEADER, VALUE_HEADER}}
         value = message.value()
         return {
@@ -93,11 +94,14 @@ class Look:
     def _by_schema(self, data: bytes, subject: str, frame: bytes | None, most: int) -> Shown:
         try:
             decoded = self._decoded(data, subject, frame)
+            if isinstance(decoded, CodecError):
+                return msgspec.structs.replace(_plain(data, most), error=one_line(decoded))
+            text = msgspec.json.encode(decoded.value).decode()
         except HeadraceError as error:
             return msgspec.structs.replace(_plain(data, most), error=error.problem)
-        if isinstance(decoded, CodecError):
-            return msgspec.structs.replace(_plain(data, most), error=one_line(decoded))
-        text = msgspec.json.encode(decoded.value).decode()
+        except (RecursionError, ValueError, TypeError) as error:
+            # What its schema allows and JSON cannot hold: a thousand levels, half of a character.
+            return msgspec.structs.replace(_plain(data, most), error=f"it cannot be shown as JSON: {error}")
         schema = self._registry.schema(decoded.schema_id) if self._registry and decoded.schema_id is not None else None
         return Shown(
             kind="schema",
@@ -114,15 +118,13 @@ class Look:
         if data is None:
             return None
         if self._is_framed(data, frame):
-            try:
+            with suppress(HeadraceError, RecursionError, ValueError, TypeError):
                 decoded = self._decoded(data, subject, frame)
-            except HeadraceError:
-                decoded = None
-            if decoded is not None and not isinstance(decoded, CodecError):
-                return msgspec.json.decode(msgspec.json.encode(decoded.value))
+                if not isinstance(decoded, CodecError):
+                    return msgspec.json.decode(msgspec.json.encode(decoded.value))
         try:
             return msgspec.json.decode(data)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return _text(data)
 
 
@@ -148,14 +150,14 @@ def _is_printable(text: str) -> bool:
 
 
 def _is_json(data: bytes, text: str) -> bool:
-    """An object or an array; a bare number or word reads better as the text that it is."""
+    """An object or an array; a bare number or word, and what is nested too deep to be parsed, read better as text."""
     if text.lstrip()[:1] not in {"{", "["}:
         return False
     if len(data) > _MOST_PARSED:
         return True
     try:
         msgspec.json.decode(data, type=msgspec.Raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return False
     return True
 

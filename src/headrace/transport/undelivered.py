@@ -1,0 +1,57 @@
+"""Why a record was not delivered in time, asked of the cluster at that moment.
+
+librdkafka retries what a broker refuses for now (too few replicas in sync, no leader); when the time is over it reports
+the timeout alone. What it retried for is found out here. The answer holds for some seconds, because a whole queue times
+out at once.
+"""
+
+from __future__ import annotations
+
+import time
+
+from headrace.errors import HeadraceError
+from headrace.transport.admin import Admin
+from headrace.transport.client import Connection
+from headrace.transport.librdkafka import TIMED_OUT
+
+_ASK_WITHIN_S = 3.0
+_HOLDS_S = 5.0
+
+
+class Undeliverable:
+    """What is wrong with the partitions of one topic."""
+
+    def __init__(self, connection: Connection, topic: str) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._known: dict[int, str] = {}
+        self._asked_at = -_HOLDS_S
+
+    def reason(self, partition: int, said: str) -> str:
+        """The client's reason; for a timeout, with what the cluster says about the partition."""
+        if said != TIMED_OUT:
+            return said
+        if time.monotonic() - self._asked_at > _HOLDS_S:
+            self._known = self._ask()
+            self._asked_at = time.monotonic()
+        found = self._known.get(partition) or self._known.get(-1)
+        return f"{found} (the record timed out)" if found else said
+
+    def _ask(self) -> dict[int, str]:
+        """By partition; -1 stands for all of them."""
+        try:
+            with Admin(self._connection, timeout_s=_ASK_WITHIN_S) as admin:
+                topic = admin.topic(self._topic)
+                needed = int(admin.topic_configs(self._topic)["min.insync.replicas"].value or 1)
+                live = admin.live_brokers()
+        except HeadraceError as error:
+            return {-1: error.problem}
+        found = {}
+        for p in topic.partitions:
+            away = [f"broker {replica}" for replica in p.replicas if replica not in live]
+            down = f"; {' and '.join(away)} not alive" if away else ""
+            if p.leader < 0:
+                found[p.partition] = f"no leader{down}"
+            elif len(p.isr) < min(needed, len(p.replicas)):
+                found[p.partition] = f"not enough replicas in sync: {len(p.isr)} of {needed} needed{down}"
+        return found
