@@ -52,6 +52,16 @@ _JVM = (
 _NO_JMX = {"metric.reporters": "", "metrics.jmx.exclude": ".*"}
 
 
+#: How long a node may be silent before the others take it for gone. The election timeout is short because every first
+#: start waits for it; it says nothing about nodes that are alive.
+TIMERS = {
+    "broker.session.timeout.ms": "18000",
+    "controller.quorum.fetch.timeout.ms": "12000",
+    "controller.quorum.election.timeout.ms": "500",
+    "controller.quorum.request.timeout.ms": "2000",
+}
+
+
 def local_profile(brokers: int) -> dict[str, str]:
     """Settings for a cluster of `brokers` brokers on one machine, before the user's own."""
     replication = str(min(3, brokers))
@@ -71,17 +81,21 @@ def local_profile(brokers: int) -> dict[str, str]:
         "offsets.topic.num.partitions": "6",
         "transaction.state.log.num.partitions": "6",
         "share.coordinator.state.topic.num.partitions": "3",
-        # A dead leader costs at most three seconds of writes, also when it was the active controller: then
-        # detection (fetch timeout), election and the new controller's own session timeout come one after another.
-        "broker.heartbeat.interval.ms": "200",
-        "broker.session.timeout.ms": "1000",
-        # A leader without news holds a follower's fetch for 500 ms: with a fetch timeout near that, a busy machine
-        # elects one controller after another and writes stop for half a minute.
-        "controller.quorum.fetch.timeout.ms": "800",
-        "controller.quorum.election.timeout.ms": "400",
-        "controller.quorum.election.backoff.max.ms": "200",
-        "controller.quorum.request.timeout.ms": "1000",
+        # Silence is not death: on a machine that is far too busy, a broker that is alive says nothing for seconds. So
+        # these are as long as Kafka's own or longer. Who has really died is reported by the watcher, at once.
+        **TIMERS,
+        "broker.heartbeat.interval.ms": "500",
         "replica.fetch.backoff.ms": "200",
+        # A broker that is slow to register is slow, not dead; how long to wait is for `up` to say.
+        "initial.broker.registration.timeout.ms": "3600000",
+        # A broker reserves room for a request as soon as its size is announced, and 512 MB of heap are soon announced
+        # away. A request may be as large as the largest dead letter; of those not yet answered there may be as many as
+        # half the heap holds, for the brokers' and the controllers' listener each. Who announces and sends nothing is
+        # disconnected, and so many connections still leave room for work.
+        "socket.request.max.bytes": str(40 << 20),
+        "queued.max.request.bytes": str(64 << 20),
+        "connections.max.idle.ms": "180000",
+        "max.connections": "2000",
         # The first consumer of a group need not wait three seconds for company.
         "group.initial.rebalance.delay.ms": "0",
         # The 128 MB that a compaction of huge topics wants are a quarter of our heap.
@@ -198,7 +212,18 @@ class Broker(NodeProcess):
         will never come when the whole cluster goes down.
         """
         # A controller without a broker has no such mark.
-        return self.node.broker and (self.data / ".kafka_cleanshutdown").exists()
+        return self.node.broker and self._clean_mark.exists()
+
+    @property
+    def _clean_mark(self) -> Path:
+        return self.data / ".kafka_cleanshutdown"
+
+    def must_check_its_log(self) -> None:
+        """Kafka reads the logs through at the next start and cuts off what is not whole.
+
+        With the mark of a clean stop it trusts its files, and would write behind half a batch.
+        """
+        self._clean_mark.unlink(missing_ok=True)
 
 
 def initial_metadata(cache: Path, spec: ClusterSpec, java: Java, classpath: Sequence[Path]) -> Path:

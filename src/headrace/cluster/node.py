@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
 from importlib import resources
 from pathlib import Path
 
-from headrace.errors import ConfigError, NodeFailed
+from headrace.errors import ConfigError, NodeFailed, TimedOut
 from headrace.home import Home, write_private
 from headrace.runtime.process import Supervised
+
+_CORE_DUMPED = 0x80
 
 
 class NodeProcess:
@@ -63,6 +68,26 @@ class NodeProcess:
             log=self.log if self.log.exists() else self.output,
             log_lines=tuple(line[:200] for line in _without_stack_traces(lines)[-5:]),
         )
+
+    def late(self, within_s: float, awaited: str) -> TimedOut:
+        """The error for a node that runs but takes its time."""
+        return TimedOut(
+            f"{self.name} is not ready after {within_s:g} s; it goes on starting",
+            why=awaited,
+            hint="headrace up waits on from here; a slow machine may need HEADRACE_READY_TIMEOUT_S=300",
+            log=self.log if self.log.exists() else self.output,
+        )
+
+    def death(self) -> str | None:
+        """Why the process is dead, as far as its log and its exit status say; None if it is not dead."""
+        record = self.process.record
+        if record is None or record.find():
+            return None
+        if record.ended_by:
+            return f"ended by `{record.ended_by}`"
+        ending = _ending(self.process.exit_status)
+        reason = last_words([*tail(self.output, 100), *_since(tail(self.log, 400), record.started)])
+        return "; ".join(part for part in (reason, ending) if part) or "killed: its log says nothing about an end"
 
     def tail(self, count: int) -> list[str]:
         """The last lines that this node said: to its log, or before it could log."""
@@ -120,3 +145,44 @@ def cause(lines: Sequence[str]) -> str | None:
         if match:
             found = f"{match[2]} ({match[1]})"
     return found
+
+
+def _ending(status: int | None) -> str | None:
+    """A wait status in words."""
+    if status is None:
+        return None
+    code = os.waitstatus_to_exitcode(status & ~_CORE_DUMPED)
+    if code >= 0:
+        return f"exit code {code}"
+    with suppress(ValueError):
+        return f"killed by signal {-code} ({signal.Signals(-code).name})"
+    return f"killed by signal {-code}"
+
+
+def _since(lines: Sequence[str], started: float) -> list[str]:
+    """The lines from the first one on that a process of that start can have written."""
+    for number, line in enumerate(lines):
+        found = re.match(r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)[,.](\d{3})", line)
+        if found and datetime.fromisoformat(f"{found[1]}T{found[2]}.{found[3]}").timestamp() > started - 1:
+            return list(lines[number:])
+    return []
+
+
+# What a process says about its own end, and what that is called here; the first that is found counts.
+_LAST_WORDS = (
+    (r"OutOfMemoryError: (.*)", "out of memory: {}"),
+    (r"#\s+(SIG[A-Z]+ \(0x[0-9a-f]+\))", "the Java machine crashed: {}"),
+    (r"(No space left on device|Disk quota exceeded)", "the disk is full: {}"),
+    (r"(Address already in use.*|.*BindException.*)", "a port is taken: {}"),
+    (r"Terminating process due to signal (SIG\w+|\w+)", "asked to end by {}, which no headrace command sent"),
+    (r"(Shutdown broker because .*?)(?: \(\w+\))?$", "{}"),
+)
+
+
+def last_words(lines: Sequence[str]) -> str | None:
+    """The reason for an end that a process has written down, in one line."""
+    for pattern, words in _LAST_WORDS:
+        for line in reversed(lines):
+            if found := re.search(pattern, line):
+                return words.format(found[1].strip())
+    return cause(lines) if any(re.search(r"\b(FATAL|Exiting Kafka|shutting down)", line) for line in lines) else None

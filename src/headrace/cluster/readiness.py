@@ -10,14 +10,15 @@ import time
 from collections.abc import Sequence
 
 from headrace.cluster.broker import Broker
-from headrace.cluster.ports import holder, is_free
+from headrace.cluster.ports import is_free
 from headrace.cluster.spec import ClusterSpec
-from headrace.errors import HeadraceError, Unreachable
+from headrace.errors import HeadraceError, TimedOut, Unreachable
 from headrace.progress import Progress
 from headrace.transport.admin import PROBE_TOPIC, Admin, NewTopic
 from headrace.transport.probe import load_client, write_to_all
 
 _LOOK_EVERY_S = 0.2
+_SAY_EVERY_S = 15.0
 
 
 def wait_until_ready(spec: ClusterSpec, brokers: Sequence[Broker], *, within_s: float, progress: Progress) -> None:
@@ -25,19 +26,20 @@ def wait_until_ready(spec: ClusterSpec, brokers: Sequence[Broker], *, within_s: 
     deadline = time.monotonic() + within_s
     admin = Admin(spec, timeout_s=2)
     try:
-        _wait_registered(spec, brokers, admin, deadline, within_s)
+        _wait_registered(spec, brokers, admin, deadline, progress)
         progress.say("every broker has registered; writing to each")
-        _prove_writes(spec, brokers, admin, deadline, within_s)
+        _prove_writes(spec, brokers, admin, deadline)
     finally:
         admin.close()
 
 
 def _wait_registered(
-    spec: ClusterSpec, brokers: Sequence[Broker], admin: Admin, deadline: float, within_s: float
+    spec: ClusterSpec, brokers: Sequence[Broker], admin: Admin, deadline: float, progress: Progress
 ) -> None:
     wanted = {node.node_id for node in spec.brokers}
     load_client()  # now, while there is nothing to do but wait
     looked = 0.0
+    said = began = time.monotonic()
     while True:
         # Rarely: what we take of the two cores, the brokers lack.
         if time.monotonic() - looked > _LOOK_EVERY_S:
@@ -50,12 +52,17 @@ def _wait_registered(
                     return
             except Unreachable:
                 pass
-        if time.monotonic() > deadline:
-            raise _late(brokers, admin, within_s)
+        now = time.monotonic()
+        if now > deadline:
+            raise _late(f"{_unregistered(spec, admin)} to register with the controllers", now - began)
+        if now - said > _SAY_EVERY_S:
+            said = now
+            progress.say(f"waiting for {_unregistered(spec, admin)} to register with the controllers")
         time.sleep(0.02)
 
 
-def _prove_writes(spec: ClusterSpec, brokers: Sequence[Broker], admin: Admin, deadline: float, within_s: float) -> None:
+def _prove_writes(spec: ClusterSpec, brokers: Sequence[Broker], admin: Admin, deadline: float) -> None:
+    began = time.monotonic()
     ids = [node.node_id for node in spec.brokers]
     while True:
         require_alive(brokers)
@@ -66,8 +73,8 @@ def _prove_writes(spec: ClusterSpec, brokers: Sequence[Broker], admin: Admin, de
         except HeadraceError as error:
             # A controller that was elected a moment ago may refuse; it is asked again until the time is up.
             if time.monotonic() > deadline:
-                raise brokers[0].failure(
-                    f"the cluster did not take a write within {within_s:g} s", hint=_SLOW
+                raise _late(
+                    f"a write on every broker; the last try: {error.why or error.problem}", time.monotonic() - began
                 ) from error
             time.sleep(0.1)
         else:
@@ -80,9 +87,6 @@ def _probe_topic(ids: Sequence[int]) -> NewTopic:
     replicas = min(3, len(ids))
     configs = {"retention.ms": "3600000", "segment.ms": "600000", "segment.bytes": "1048576"}
     return NewTopic(PROBE_TOPIC, assignment=[ring[at : at + replicas] for at in range(len(ids))], configs=configs)
-
-
-_SLOW = "a slow machine may need HEADRACE_READY_TIMEOUT_S=300; headrace doctor checks the machine"
 
 
 def require_alive(brokers: Sequence[Broker]) -> None:
@@ -103,13 +107,20 @@ def _hint_for(broker: Broker) -> str:
     return f"headrace logs {broker.node.name} -n 100"
 
 
-def _late(brokers: Sequence[Broker], admin: Admin, within_s: float) -> HeadraceError:
+def _unregistered(spec: ClusterSpec, admin: Admin) -> str:
+    silent = [node.name for node in spec.brokers if is_free(node.port)]
+    if silent:
+        return ", ".join(silent)
     try:
         there = set(admin.live_brokers(timeout_s=1))
     except Unreachable:
         there = set()
-    late = next((b for b in brokers if b.node.broker and b.node.node_id not in there), brokers[0])
-    error = late.failure(f"{late.node.name} did not become ready within {within_s:g} s", hint=_SLOW)
-    if not error.why and not is_free(late.node.port) and late.process.find() is None:
-        error.why = f"port {late.node.port} is held by {holder(late.node.port)}"
-    return error
+    return ", ".join(node.name for node in spec.brokers if node.node_id not in there) or "the last broker"
+
+
+def _late(awaited: str, waited_s: float) -> TimedOut:
+    return TimedOut(
+        f"the cluster is not ready after {waited_s:.0f} s; its nodes go on starting",
+        why=f"awaited: {awaited}",
+        hint="headrace up waits on from here; a slow machine may need HEADRACE_READY_TIMEOUT_S=300",
+    )

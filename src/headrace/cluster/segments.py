@@ -10,24 +10,24 @@ of magic 2, compressed as a whole; so what one record costs can only be told of 
 marks the end of a transaction and is never handed to a consumer.
 
 Nothing here asks Kafka, and nothing is ever written. A file that is being written to may end in the middle of a batch
-or be gone at the next look: what is whole is told, and that is no error. A damaged batch is one.
+or be gone at the next look: what is whole is told, and that is no error. A damaged batch is one, and so is one that
+would unpack to more than a bound (`unpack`).
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from headrace.cluster.unpack import Codec, unpack
 from headrace.errors import Failed, UsageError
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 
 # base offset, length, leader epoch, magic, checksum, attributes, last offset delta, first and last timestamp,
 # producer id and epoch, first sequence number, number of records.
@@ -38,9 +38,9 @@ _CHECKED_FROM = 21
 _INDEX = struct.Struct(">ii")
 _TIME_INDEX = struct.Struct(">qi")
 _ABORTED = struct.Struct(">hqqqq")
+_VARINT_BITS = 63
 _CONTROL_KEY = struct.Struct(">hh")
 _CONTROL = {0: "abort", 1: "commit"}
-_XERIAL = b"\x82SNAPPY\x00"
 # Kafka's own limit of a request; a length beyond it is no length.
 _MOST_BYTES = 1 << 30
 
@@ -154,8 +154,9 @@ class Segment:
 
     def _tail(self) -> Iterator[StoredBatch]:
         """The batches from the last indexed one on: what the indexes do not tell yet."""
-        last = self.index()[-1:]
-        return self.batches(last[0].position if last else 0)
+        # Of a file that was cut off the index may know more than there is.
+        known = [entry.position for entry in self.index() if entry.position < self.size_bytes]
+        return self.batches(known[-1] if known else 0)
 
     def batches(self, begin: int = 0) -> Iterator[StoredBatch]:
         """The headers of the batches, from a position of the file on."""
@@ -177,9 +178,12 @@ class Segment:
             file.seek(batch.position)
             return file.read(batch.size_bytes)
 
-    def plain_bytes(self, batch: StoredBatch) -> int:
-        """What the batch would take without compression, header included."""
-        return _HEADER.size + len(_payload(self.data(batch), batch))
+    def plain_bytes(self, batch: StoredBatch) -> int | None:
+        """What the batch would take without compression, header included; None if it cannot be unpacked."""
+        try:
+            return _HEADER.size + len(_payload(self.data(batch), batch))
+        except Failed:
+            return None
 
     def find(self, offset: int) -> StoredBatch | None:
         """The batch with that offset, found as a broker finds it: through the index, then onwards in the file."""
@@ -308,20 +312,32 @@ def records_in(data: bytes, batch: StoredBatch) -> Iterator[StoredRecord]:
     """The records in the bytes of a batch."""
     payload = _payload(data, batch)
     at = 0
-    for _ in range(batch.records):
-        begin = at
-        length, at = _varint(payload, at)
-        end = at + length
-        at += 1  # attributes, of which there are none yet
-        timestamp, at = _varint(payload, at)
-        offset, at = _varint(payload, at)
-        key, at = _bytes(payload, at)
-        value, at = _bytes(payload, at)
-        headers, at = _headers(payload, at)
-        stamped = batch.max_timestamp_ms if batch.timestamp_type == "append" else batch.first_timestamp_ms + timestamp
-        control = _control(key) if batch.control else None
-        yield StoredRecord(batch.base_offset + offset, stamped, key, value, headers, end - begin, control)
-        at = end
+    for number in range(batch.records):
+        try:
+            record, at = _record_at(payload, at, batch)
+        except (IndexError, ValueError):
+            raise Failed(
+                f"record {number + 1} of {batch.records:,} in the batch is damaged",
+                why="its lengths do not fit into each other",
+            ) from None
+        yield record
+
+
+def _record_at(payload: bytes, begin: int, batch: StoredBatch) -> tuple[StoredRecord, int]:
+    """The record that begins there, and where it ends."""
+    length, at = _varint(payload, begin)
+    end = at + length
+    at += 1  # attributes, of which there are none yet
+    timestamp, at = _varint(payload, at)
+    offset, at = _varint(payload, at)
+    key, at = _bytes(payload, at)
+    value, at = _bytes(payload, at)
+    headers, at = _headers(payload, at)
+    if not at <= end <= len(payload):
+        raise ValueError
+    stamped = batch.max_timestamp_ms if batch.timestamp_type == "append" else batch.first_timestamp_ms + timestamp
+    control = _control(key) if batch.control else None
+    return StoredRecord(batch.base_offset + offset, stamped, key, value, headers, end - begin, control), end
 
 
 def _control(key: bytes | None) -> str:
@@ -354,46 +370,12 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return (number >> 1) ^ -(number & 1), at
         shift += 7
+        if shift > _VARINT_BITS:
+            raise ValueError
 
 
 def _payload(data: bytes, batch: StoredBatch) -> bytes:
-    packed = data[_HEADER.size :]
-    match batch.codec:
-        case "none":
-            return packed
-        case "gzip":
-            return zlib.decompress(packed, wbits=31)
-        case "snappy":
-            return _unsnappy(packed)
-        case _:
-            import pyarrow as pa
-
-            with pa.input_stream(pa.py_buffer(packed), compression=batch.codec) as stream:
-                return bytes(stream.read())
-
-
-def _unsnappy(data: bytes) -> bytes:
-    """Java's clients cut the data into blocks with a frame of their own around them; librdkafka does not."""
-    if not data.startswith(_XERIAL):
-        return _unsnappy_block(data)
-    at, parts = 16, []
-    while at < len(data):
-        size = int.from_bytes(data[at : at + 4], "big")
-        parts.append(_unsnappy_block(data[at + 4 : at + 4 + size]))
-        at += 4 + size
-    return b"".join(parts)
-
-
-def _unsnappy_block(data: bytes) -> bytes:
-    import pyarrow as pa
-
-    size = shift = at = 0
-    while True:  # a block begins with its size, as a plain varint
-        size |= (data[at] & 0x7F) << shift
-        if data[at] < 0x80:
-            break
-        at, shift = at + 1, shift + 7
-    return bytes(pa.Codec("snappy").decompress(data, decompressed_size=size)) if size else b""
+    return unpack(batch.codec, data[_HEADER.size :])
 
 
 def _rows(file: Path, row: struct.Struct) -> list[tuple[int, ...]]:

@@ -1,24 +1,31 @@
 """The services beside the brokers: schema registry, Connect worker and console, each a process with care of its own.
 
-All bind loopback only; the console elsewhere too, if it is told to and has a password. The registry keeps its schemas
-in an H2 file in its folder, or in Kafka if asked for; its process is Apicurio's, its address a short one (see `front`).
-The Connect worker is Kafka's own, distributed mode, on a plugin path of ours to which the user can add a folder.
+All bind loopback only; the console elsewhere too, if it is told to and has a password. Registry and Connect stand
+behind a proxy that checks every request (see `proxy`): their own ports answer to a secret that only the proxy can read.
+The registry keeps its schemas in an H2 file in its folder, or in Kafka if asked for; its process is Apicurio's. The
+Connect worker is Kafka's own, distributed mode, on a plugin path of ours to which the user can add a folder.
 """
 
 from __future__ import annotations
 
+import base64
 import http.client
+import json
+import secrets
 import shutil
 import signal
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from headrace.cluster.node import NodeProcess, java_properties
+from headrace.cluster.proxy import Route
 from headrace.cluster.spec import ClusterSpec, ServiceSpec
 from headrace.errors import ConfigError
-from headrace.home import Home, size_bytes, write_private
+from headrace.home import Home, remove_for_good, size_bytes, write_private
 from headrace.progress import Progress
 from headrace.runtime.archive import ClassArchive
 from headrace.runtime.jars import JarCache
@@ -27,6 +34,8 @@ from headrace.runtime.process import Supervised, plain_environment
 from headrace.runtime.waiting import NotYet, eventually
 
 _CCOMPAT = "/apis/ccompat/v7"
+_BASIC_AUTH = "org.apache.kafka.connect.rest.basic.auth.extension"
+_JAAS = f'KafkaConnect {{ {_BASIC_AUTH}.PropertyFileLoginModule required file="passwords.properties"; }};\n'
 _SMALL_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Djava.awt.headless=true")
 
 
@@ -64,18 +73,54 @@ class Service(NodeProcess, ABC):
     def ready(self) -> bool:
         """True when it answers."""
 
+    def complete(self) -> None:
+        """What runs for the sake of the running process runs too."""
+
     def build_archive(self, java: Java, jars: JarCache, cache: Path) -> None:
         """Make the next start faster, if there is anything to be made."""
 
 
-class Registry(Service):
-    """Apicurio behind Confluent's API."""
+class ProxiedService(Service, ABC):
+    """A service whose address is that of a proxy; its own port answers to the proxy alone."""
+
+    def __init__(self, home: Home, spec: ClusterSpec, service: ServiceSpec) -> None:
+        super().__init__(home, spec, service)
+        self.proxy = Supervised(home.node(f"{self.name}-front"))
+        # What the proxy says to the service: the value of an Authorization header, new at each start.
+        self.credentials = self.folder / "credentials"
+
+    @abstractmethod
+    def route(self) -> Route:
+        """What the proxy is to do."""
+
+    def complete(self) -> None:
+        """The address answers, also while the service behind it does not."""
+        if self.proxy.find():
+            return
+        self.proxy.folder.mkdir(mode=0o700, exist_ok=True)
+        route = json.dumps(asdict(self.route()))
+        argv = [sys.executable, "-m", "headrace.cluster.proxy", route, self.proxy.marker]
+        self.proxy.spawn(argv, output=self.proxy.folder / "output.log", environment=plain_environment())
+
+    def has_ended(self) -> None:
+        super().has_ended()
+        self.proxy.kill()
+        self.proxy.forget()
+
+
+class Registry(ProxiedService):
+    """Apicurio behind Confluent's API.
+
+    If it is killed while it makes its database for the first time, it cannot use what it has made. So a file says that
+    the database is unfinished until the registry has answered once; the next start sets an unfinished one aside.
+    """
 
     roles = "schema registry"
 
     def __init__(self, home: Home, spec: ClusterSpec, service: ServiceSpec) -> None:
         super().__init__(home, spec, service)
-        self.front = Supervised(home.node("registry-front"))
+        self.data = self.folder / "data"
+        self.unfinished = self.folder / "unfinished"
 
     @property
     def needs_kafka(self) -> bool:
@@ -83,7 +128,7 @@ class Registry(Service):
 
     def spawn(self, java: Java, jars: JarCache, cache: Path) -> None:  # noqa: ARG002 - Quarkus loads its classes itself
         self.write_folder()
-        (self.folder / "data").mkdir(mode=0o700, exist_ok=True)
+        self._prepare_data()
         self.output.unlink(missing_ok=True)
         application = jars.unpacked("registry", java)
         argv = [
@@ -92,31 +137,36 @@ class Registry(Service):
             "-jar", str(application / "quarkus-run.jar"),
         ]  # fmt: skip
         self.process.spawn(argv, output=self.output, environment=plain_environment())
-        self.start_front()
+        self.complete()
 
-    def start_front(self) -> None:
-        """The short address answers, also while the registry behind it does not."""
-        if self.front.find():
-            return
-        self.front.folder.mkdir(mode=0o700, exist_ok=True)
-        argv = [
-            sys.executable, "-m", "headrace.cluster.front",
-            str(self.service.port), str(self.service.inner_port), _CCOMPAT, self.front.marker,
-        ]  # fmt: skip
-        self.front.spawn(argv, output=self.front.folder / "output.log", environment=plain_environment())
+    def route(self) -> Route:
+        port, inner = self.service.port, self.service.inner_port
+        unfinished = str(self.unfinished)
+        return Route(self.name, port, inner, str(self.credentials), prefix=_CCOMPAT, unfinished=unfinished)
 
-    def has_ended(self) -> None:
-        super().has_ended()
-        self.front.kill()
-        self.front.forget()
+    def _prepare_data(self) -> None:
+        if self.unfinished.exists() and self.data.exists():
+            aside = self.data.with_name("data-unfinished")
+            shutil.rmtree(aside, ignore_errors=True)
+            self.data.rename(aside)
+        self.data.mkdir(mode=0o700, exist_ok=True)
+        if not any(self.data.iterdir()):
+            self.unfinished.touch()
 
     def _settings(self) -> Mapping[str, str]:
         settings = {
             "quarkus.http.host": "127.0.0.1",
             "quarkus.http.port": str(self.service.inner_port),
-            # Its management interface listens on every address unless it is told not to.
+            # Whoever knows no token signed with our key gets a 401 for every path.
+            "quarkus.oidc.tenant-enabled": "true",
+            "quarkus.oidc.public-key": self._new_credentials(),
+            "quarkus.http.auth.permission.all.paths": "/*",
+            "quarkus.http.auth.permission.all.policy": "authenticated",
+            # Its management interface listens on every address unless it is told not to. It cannot be switched off
+            # after Apicurio was built: a request line of at most one byte lets it refuse every request.
             "quarkus.management.host": "127.0.0.1",
             "quarkus.management.port": "0",
+            "quarkus.management.limits.max-initial-line-length": "1",
             "quarkus.log.console.enable": "false",
             "quarkus.log.file.enable": "true",
             "quarkus.log.file.path": str(self.log),
@@ -140,29 +190,85 @@ class Registry(Service):
             "apicurio.storage.kind": "sql",
             "apicurio.storage.sql.kind": "h2",
             # Without the delay of half a second in which H2 may lose what it has acknowledged, if it is killed.
-            "apicurio.datasource.url": f"jdbc:h2:file:{self.folder / 'data' / 'registry'};WRITE_DELAY=0",
+            "apicurio.datasource.url": f"jdbc:h2:file:{self.data / 'registry'};WRITE_DELAY=0",
         }
 
+    def _new_credentials(self) -> str:
+        """The public half of a new key; the proxy's file holds a token that was signed with the other half."""
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+        key = rsa.generate_private_key(65537, 2048)
+        now = int(time.time())
+        # Valid from yesterday on, for longer than any registry runs: clocks are set back.
+        claims = {"sub": "headrace", "iat": now - 86_400, "exp": now + 100 * 365 * 86_400}
+        signed = b".".join(_base64url(json.dumps(part).encode()) for part in ({"alg": "RS256", "typ": "JWT"}, claims))
+        signature = _base64url(key.sign(signed, padding.PKCS1v15(), hashes.SHA256()))
+        write_private(self.credentials, f"Bearer {signed.decode()}.{signature.decode()}", durable=False)
+        public = key.public_key().public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+        return base64.b64encode(public).decode()
+
     def ready(self) -> bool:
-        return answers(self.service.port, "/subjects") and answers(self.service.port, "/config")
+        if not (answers(self.service.port, "/subjects") and answers(self.service.port, "/config")):
+            return False
+        # The proxy has done this, unless it is one of an earlier version that went on running.
+        remove_for_good(self.unfinished)
+        return True
 
 
-class Connect(Service):
+class Connect(ProxiedService):
     """Kafka's own Connect worker."""
 
     roles = "connect worker"
+
+    def __init__(self, home: Home, spec: ClusterSpec, service: ServiceSpec) -> None:
+        super().__init__(home, spec, service)
+        self.token_file = self.folder / "token"
+
+    @property
+    def token(self) -> str:
+        """What a client has to send: made once, readable by the owner of the home alone."""
+        if not self.token_file.exists():
+            write_private(self.token_file, secrets.token_urlsafe(32))
+        return self.token_file.read_text(encoding="ascii").strip()
+
+    def route(self) -> Route:
+        folders = (*self._folders(), str(self.home.labs))
+        port, inner = self.service.port, self.service.inner_port
+        return Route(
+            self.name, port, inner, str(self.credentials), "", str(self.token_file), folders, str(self.home.root)
+        )
+
+    def _folders(self) -> Sequence[str]:
+        """The folders whose files connectors may read and write."""
+        return self.service.files or (str(self.home.root.parent),)
 
     def spawn(self, java: Java, jars: JarCache, cache: Path) -> None:
         self.write_folder()
         self.output.unlink(missing_ok=True)
         write_private(self.settings_file, java_properties(self._settings(jars, java)), durable=False)
+        self._new_credentials()
         archive = ClassArchive(cache, "connect", java, jars.classpath("connect", java))
         argv = [
             str(java.executable), "-Xms64m", "-Xmx384m", *_SMALL_JVM, *archive.jvm_flags(self.class_list),
-            self.process.marker, *self.own_flags(), "-cp", archive.classpath,
-            "org.apache.kafka.connect.cli.ConnectDistributed", "server.properties",
+            self.process.marker, *self.own_flags(), "-Djava.security.auth.login.config=jaas.conf",
+            # A connector's settings could otherwise name a class that reads any file into other settings.
+            "-Dorg.apache.kafka.automatic.config.providers=none",
+            "-cp", archive.classpath, "org.apache.kafka.connect.cli.ConnectDistributed", "server.properties",
         ]  # fmt: skip
         self.process.spawn(argv, output=self.output, environment=plain_environment())
+        self.complete()
+
+    def _new_credentials(self) -> None:
+        """The worker and the proxy share a password that was never used before; clients have their token."""
+        password = secrets.token_urlsafe(32)
+        write_private(self.folder / "passwords.properties", f"headrace={password}\n", durable=False)
+        write_private(self.folder / "jaas.conf", _JAAS, durable=False)
+        basic = base64.b64encode(f"headrace:{password}".encode()).decode()
+        write_private(self.credentials, f"Basic {basic}", durable=False)
+        _ = self.token
 
     def _settings(self, jars: JarCache, java: Java) -> Mapping[str, str]:
         replication = str(min(3, len(self.spec.brokers)))
@@ -183,8 +289,10 @@ class Connect(Service):
             "offset.flush.interval.ms": "500",
             # A source that was killed does not send its last lines twice, if its connector can do that (files can).
             "exactly.once.source.support": "enabled",
-            "listeners": f"http://127.0.0.1:{self.service.port}",
+            "listeners": f"http://127.0.0.1:{self.service.inner_port}",
             "rest.advertised.host.name": "127.0.0.1",
+            "rest.advertised.port": str(self.service.port),
+            "rest.extension.classes": f"{_BASIC_AUTH}.BasicAuthSecurityRestExtension",
             "plugin.path": ",".join(map(str, self._plugins(jars, java))),
             "plugin.discovery": "hybrid_warn" if self.service.plugins else "service_load",
             # A connector may not talk the worker's clients into other credentials or files.
@@ -194,6 +302,8 @@ class Connect(Service):
             "heartbeat.interval.ms": "1500",
             "consumer.session.timeout.ms": "6000",
             "consumer.heartbeat.interval.ms": "1500",
+            # A sink of a pattern of topics finds a new one within this time; Kafka's default is five minutes.
+            "consumer.metadata.max.age.ms": "10000",
             # There is no other worker to wait for: what a lost one did is taken up at once when it is back.
             "scheduled.rebalance.max.delay.ms": "0",
         }
@@ -215,7 +325,7 @@ class Connect(Service):
         return [own, users]
 
     def ready(self) -> bool:
-        return answers(self.service.port, "/connectors")
+        return answers(self.service.port, "/connectors", self.token)
 
     def build_archive(self, java: Java, jars: JarCache, cache: Path) -> None:
         archive = ClassArchive(cache, "connect", java, jars.classpath("connect", java))
@@ -271,10 +381,12 @@ class ServiceStarter:
         for service in services:
             if service.process.state == "paused":
                 service.process.signal(signal.SIGCONT)
-            if not service.process.find():
-                self.progress.say(f"starting {service.name}")
-                self._started.append(service)
-                service.spawn(self.java, self.jars, self.cache)
+            if service.process.find():
+                service.complete()
+                continue
+            self.progress.say(f"starting {service.name}")
+            self._started.append(service)
+            service.spawn(self.java, self.jars, self.cache)
 
     def wait(self, services: Sequence[Service], within_s: float) -> None:
         """All of them answer."""
@@ -290,7 +402,7 @@ class ServiceStarter:
             try:
                 eventually(answering, within_s, every_s=0.1)
             except NotYet:
-                raise service.failure(f"{service.name} did not answer within {within_s:g} s") from None
+                raise service.late(within_s, f"nothing answers at {service.url} yet") from None
             service.build_archive(self.java, self.jars, self.cache)
 
     def end(self) -> None:
@@ -304,26 +416,34 @@ KINDS: Mapping[str, type[Service]] = {"registry": Registry, "connect": Connect, 
 
 
 # The ports that stand in everybody's notes; a second port is for the process behind the address.
-FIRST_CHOICES: Mapping[str, tuple[int, int]] = {"registry": (8081, 2), "connect": (8083, 1), "console": (8080, 1)}
+FIRST_CHOICES: Mapping[str, tuple[int, int]] = {"registry": (8081, 2), "connect": (8083, 2), "console": (8080, 1)}
 
 
 def service_of(home: Home, spec: ClusterSpec, service: ServiceSpec) -> Service:
     return KINDS[service.name](home, spec, service)
 
 
-def require_known(names: Sequence[str]) -> None:
+def meant(names: Sequence[str]) -> tuple[str, ...]:
+    """The services that these names mean: `all` means every one of them."""
     for name in names:
-        if name not in KINDS:
+        if name not in {*KINDS, "all"}:
             raise ConfigError(
-                f"there is no service {name!r}", why=f"known are {', '.join(KINDS)}", hint="headrace up --with registry"
+                f"there is no service {name!r}",
+                why=f"known are {', '.join(KINDS)}, and all",
+                hint="headrace up --with registry",
             )
+    return tuple(KINDS) if "all" in names else tuple(names)
 
 
-def answers(port: int, path: str) -> bool:
+def _base64url(data: bytes) -> bytes:
+    return base64.urlsafe_b64encode(data).rstrip(b"=")
+
+
+def answers(port: int, path: str, token: str | None = None) -> bool:
     """True if a GET there is answered with 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
         return connection.getresponse().status == http.client.OK
     except (OSError, http.client.HTTPException):
         return False

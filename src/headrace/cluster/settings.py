@@ -23,16 +23,17 @@ _OPEN_PREFIXES = (
 def require_known(spec: ClusterSpec, wanted: Mapping[str, str]) -> None:
     """Every wanted property is one that the running brokers know, whatever its value there."""
     if wanted:
-        _require_all_known(wanted, Admin(spec).broker_configs(spec.brokers[0].node_id))
+        with Admin(spec) as admin:
+            _require_all_known(wanted, admin.broker_configs(spec.brokers[0].node_id))
 
 
 def require_in_force(spec: ClusterSpec, wanted: Mapping[str, str]) -> None:
     """Every broker has every wanted property; an unknown or different one is an error."""
     if not wanted:
         return
-    admin = Admin(spec)
-    for node in spec.brokers:
-        actual = admin.broker_configs(node.node_id)
+    with Admin(spec) as admin:
+        held_by = {node: admin.broker_configs(node.node_id) for node in spec.brokers}
+    for node, actual in held_by.items():
         _require_all_known(wanted, actual)
         for name, value in wanted.items():
             held = actual[name].value if name in actual else None

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from headrace.config import ClusterConfig
-from headrace.errors import ConfigError, SetupError, UsageError
+from headrace.errors import ConfigError, NotFound, SetupError, UsageError
 from headrace.home import Home, read_json, write_json
 from headrace.runtime.jars import version_of
 
@@ -47,7 +47,10 @@ class Node:
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """A process beside the brokers. `inner_port` is behind the address that people use; `host` is the console's."""
+    """A process beside the brokers. `inner_port` is behind the address that people use; `host` is the console's.
+
+    `files` are the folders whose files connectors may use; empty: the folder that the home is in.
+    """
 
     name: str
     port: int
@@ -55,6 +58,7 @@ class ServiceSpec:
     storage: str = "h2"
     plugins: str | None = None
     host: str | None = None
+    files: tuple[str, ...] = ()
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -70,6 +74,7 @@ class ClusterSpec:
     nodes: tuple[Node, ...]
     kafka: Mapping[str, str]
     services: tuple[ServiceSpec, ...] = ()
+    restart: str = "no"
 
     @property
     def brokers(self) -> tuple[Node, ...]:
@@ -94,7 +99,7 @@ class ClusterSpec:
         for node in self.nodes:
             if wanted in {node.name, str(node.node_id)}:
                 return node
-        raise UsageError(
+        raise NotFound(
             f"there is no node {wanted!r} in this cluster",
             why=f"its nodes are {', '.join([n.name for n in self.nodes] + [s.name for s in self.services])}",
             hint="headrace status lists them",
@@ -134,6 +139,7 @@ class ClusterSpec:
             "cluster.base_port": self.brokers[0].port,
             "cluster.services": tuple(service.name for service in self.services),
             "cluster.kafka": dict(self.kafka),
+            "cluster.restart": self.restart,
         }
 
 
@@ -203,6 +209,7 @@ def save(home: Home, spec: ClusterSpec) -> None:
         "cluster_id": spec.cluster_id,
         "kafka_version": spec.kafka_version,
         "kafka": dict(spec.kafka),
+        "restart": spec.restart,
         "bootstrap": spec.bootstrap,
         "nodes": [asdict(node) for node in spec.nodes],
         "services": [asdict(service) for service in spec.services],
@@ -220,8 +227,14 @@ def read(home: Home) -> ClusterSpec | None:
         if document["format"] != _FILE_FORMAT:
             raise ValueError(f"it has format {document['format']}, this headrace reads {_FILE_FORMAT}")  # noqa: TRY301
         nodes = tuple(Node(**node) for node in document["nodes"])
-        services = tuple(ServiceSpec(**service) for service in document.get("services", ()))
-        return ClusterSpec(document["cluster_id"], document["kafka_version"], nodes, document["kafka"], services)
+        services = tuple(
+            ServiceSpec(**{**service, "files": tuple(service.get("files", ()))})
+            for service in document.get("services", ())
+        )
+        restart = document.get("restart", "no")
+        return ClusterSpec(
+            document["cluster_id"], document["kafka_version"], nodes, document["kafka"], services, restart
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise SetupError(
             f"{home.cluster_file} is damaged or was written by another headrace",

@@ -1,7 +1,7 @@
 """What a cluster is like right now: its processes as the system sees them, its partitions as Kafka sees them.
 
 The first half never fails and needs no Kafka; the second is asked only of nodes that run, with a short time limit, so
-that a paused or dying broker cannot hold up the answer.
+that a paused or dying broker cannot hold up the answer. A Kafka that runs elsewhere has the second half alone.
 """
 
 from __future__ import annotations
@@ -10,31 +10,37 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from headrace.cluster import watcher
 from headrace.cluster.broker import Broker
-from headrace.cluster.services import Service
+from headrace.cluster.node import NodeProcess
+from headrace.cluster.services import Connect, Service
 from headrace.cluster.spec import ClusterSpec
 from headrace.errors import HeadraceError
 from headrace.home import Home, size_bytes
-from headrace.runtime.process import State, memory_bytes
-from headrace.transport.admin import Admin, Quorum, Topic
+from headrace.runtime.process import State, Supervised, memory_bytes
+from headrace.transport.admin import Admin, BrokerView, Quorum, Topic
 from headrace.transport.client import Connection
+from headrace.transport.connectors import Connectors, ConnectorStatus
 
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node, as the operating system sees it."""
+    """One node, as the operating system sees it; of a Kafka elsewhere, as its controller sees it."""
 
     name: str
     node_id: int | None
     roles: str
-    state: State
+    state: State | Literal["fenced"]
     pid: int | None
     port: int | None
     controller_port: int | None
     rack: str | None
     uptime_s: float | None
     memory_bytes: int | None
-    log_dir_bytes: int
+    log_dir_bytes: int | None
+    host: str = "127.0.0.1"
+    #: Why it is dead, if it is.
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class ClusterStatus:
     """The whole cluster. What Kafka would tell is None while no broker answers."""
 
     state: Literal["up", "degraded", "down", "absent"]
-    home: str
+    home: str | None
     bootstrap: str | None
     nodes: tuple[NodeStatus, ...] = ()
     cluster_id: str | None = None
@@ -57,6 +63,10 @@ class ClusterStatus:
     registry: str | None = None
     connect: str | None = None
     console: str | None = None
+    #: None: there is no Connect worker here, or it does not answer.
+    connectors: tuple[ConnectorStatus, ...] | None = None
+    watcher: State = "stopped"
+    restart: str = "no"
 
     def to_json(self) -> dict[str, Any]:
         """Every address by name, then the rest."""
@@ -80,13 +90,15 @@ def look(home: Home, spec: ClusterSpec, brokers: Sequence[Broker], services: Seq
         "registry": spec.url("registry"),
         "connect": spec.url("connect"),
         "console": spec.url("console"),
+        "watcher": Supervised(home.node(watcher.FOLDER)).state,
+        "restart": spec.restart,
     }
     running = [b for b in brokers if b.node.broker and b.process.state == "running"]
     if not running:
         return ClusterStatus("down" if all(n.state in {"stopped", "dead"} for n in nodes) else "degraded", **known)
     admin = Admin(Connection(",".join(f"127.0.0.1:{b.node.port}" for b in running)), timeout_s=3)
     try:
-        known.update(_from_kafka(admin))
+        known |= _topics_of(admin) | _quorum_of(admin) | {"connectors": _connectors_of(services, admin)}
     except HeadraceError as error:
         return ClusterStatus("degraded", **known, problem=error.why or error.problem)
     finally:
@@ -116,6 +128,7 @@ def _node(broker: Broker, sizes: bool) -> NodeStatus:
         uptime_s=broker.process.uptime_s,
         memory_bytes=memory_bytes(process) if process and sizes else None,
         log_dir_bytes=size_bytes(broker.data) if sizes else 0,
+        reason=_reason(broker),
     )
 
 
@@ -133,18 +146,77 @@ def _service(service: Service, sizes: bool) -> NodeStatus:
         uptime_s=service.process.uptime_s,
         memory_bytes=memory_bytes(process) if process and sizes else None,
         log_dir_bytes=service.data_bytes if sizes else 0,
+        reason=_reason(service),
     )
 
 
-def _from_kafka(admin: Admin) -> dict[str, Any]:
+def _reason(node: NodeProcess) -> str | None:
+    """Why the node is dead, and whether it is started again; None if it is not dead."""
+    death = node.death()
+    lately = watcher.restarts_of(node.home).get(node.name) if death else None
+    if not lately:
+        return death
+    outcome = "it stays dead" if lately["given_up"] else "it is being started again"
+    return f"{death}; failed {lately['failures']} times lately: {outcome}"
+
+
+def elsewhere(connection: Connection) -> ClusterStatus:
+    """A Kafka that headrace did not start; `Unreachable` if no broker answers."""
+    with Admin(connection) as admin:
+        brokers, known = admin.brokers(), _topics_of(admin)
+        try:
+            known |= _quorum_of(admin)
+        except HeadraceError as error:  # a Kafka before KRaft, or one that does not let us ask
+            known["problem"] = f"the quorum is unknown: {error.why or error.problem}"
+        known["cluster_id"] = admin.cluster_id()
+    voters = {voter.node_id for voter in known["quorum"].voters if voter.voter} if "quorum" in known else set()
+    whole = not any(broker.fenced for broker in brokers) and not known["under_replicated"] + known["offline"]
+    nodes = tuple(_foreign_node(broker, broker.broker_id in voters) for broker in brokers)
+    return ClusterStatus("up" if whole else "degraded", None, connection.bootstrap, nodes, **known)
+
+
+def _foreign_node(broker: BrokerView, votes: bool) -> NodeStatus:
+    return NodeStatus(
+        name=f"broker-{broker.broker_id}",
+        node_id=broker.broker_id,
+        roles="broker,controller" if votes else "broker",
+        state="fenced" if broker.fenced else "running",
+        pid=None,
+        port=broker.port,
+        controller_port=None,
+        rack=broker.rack,
+        uptime_s=None,
+        memory_bytes=None,
+        log_dir_bytes=None,
+        host=broker.host,
+    )
+
+
+def _connectors_of(services: Sequence[Service], admin: Admin) -> tuple[ConnectorStatus, ...] | None:
+    def topics() -> set[str]:
+        return {topic.name for topic in admin.topics(internal=True)}
+
+    for service in services:
+        if isinstance(service, Connect) and service.process.state == "running":
+            worker = Connectors(service.url, token=service.token, topics=topics, timeout_s=3, retry_s=0)
+            try:
+                return tuple(found for found, _ in worker.everything())
+            except HeadraceError:
+                return None
+    return None
+
+
+def _topics_of(admin: Admin) -> dict[str, Any]:
     topics: tuple[Topic, ...] = admin.topics(internal=True)
     partitions = [partition for topic in topics for partition in topic.partitions]
-    quorum = admin.quorum()
     return {
-        "controller": quorum.leader_id,
-        "quorum": quorum,
         "topics": sum(not topic.internal for topic in topics),
         "partitions": sum(len(topic.partitions) for topic in topics if not topic.internal),
         "under_replicated": sum(partition.under_replicated for partition in partitions),
         "offline": sum(partition.leader < 0 for partition in partitions),
     }
+
+
+def _quorum_of(admin: Admin) -> dict[str, Any]:
+    quorum = admin.quorum()
+    return {"controller": quorum.leader_id, "quorum": quorum}
