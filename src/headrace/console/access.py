@@ -1,7 +1,7 @@
 """Who may look: the token of this start, sessions in the browser, and the password where others can reach the console.
 
     token       new at every start, in a file that only its owner can read: for scripts, and for `headrace console`
-    session     a signed cookie, so that an open page survives a restart of the console
+    session     a signed cookie, so that an open page survives a restart of the console; good for this console alone
     CSRF        derived from the session; a change by a browser must bring it along
     password    needed as soon as the console listens on anything but loopback
 
@@ -25,13 +25,18 @@ _LOCKED_S = 30.0
 
 
 class Access:
-    """The keys of one console."""
+    """The keys of one console.
 
-    def __init__(self, folder: Path, port: int, password: str | None = None) -> None:
+    What it signs names its audience, the port and whether it is read-only: a session of a read-only console must be
+    worthless at one that writes, even if that one is started later, in the same folder and with the same key.
+    """
+
+    def __init__(self, folder: Path, port: int, password: str | None = None, *, read_only: bool = False) -> None:
         self.token_file = folder / "token"
         self.token = secrets.token_urlsafe(24)
         write_private(self.token_file, self.token + "\n")
         self._key = self._kept_key(folder / "key")
+        self._audience = f"{port}:{'read-only' if read_only else 'read-write'}"
         self._password = password
         # Cookies belong to a host, not to a port: two consoles on one machine must not overwrite each other's.
         self.cookie = f"headrace_{port}"
@@ -98,7 +103,7 @@ class Access:
         return hmac.compare_digest(given.encode(), self.csrf(session).encode())
 
     def _sign(self, purpose: str, text: str) -> str:
-        return hmac.new(self._key, f"{purpose}:{text}".encode(), hashlib.sha256).hexdigest()
+        return hmac.new(self._key, f"{purpose}:{self._audience}:{text}".encode(), hashlib.sha256).hexdigest()
 
 
 def _digest(text: str) -> bytes:

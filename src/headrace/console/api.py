@@ -14,15 +14,19 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi import Path as PathParameter
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from starlette.exceptions import HTTPException
 
 from headrace import __version__
 from headrace.console import pipelines, storage
-from headrace.console.desk import Desk, NewRecord
+from headrace.console.backend import Desk, NewRecord
 from headrace.console.pipelines import DeadLettersView
 from headrace.console.storage import BatchView, SegmentView
-from headrace.errors import Failed, HeadraceError, Unreachable, UsageError
+from headrace.errors import HeadraceError, NotFound, Unreachable
 from headrace.monitor import metrics
 from headrace.monitor.events import Event
 from headrace.monitor.history import as_json
@@ -47,6 +51,11 @@ from headrace.transport.topics import NewTopic
 _From = Annotated[str, Query(alias="from", description="beginning, end, an offset, a time or -15min")]
 _Minutes = Annotated[float, Query(gt=0, le=130_000)]
 
+_Partition = Annotated[int, Query(ge=0, lt=1 << 31)]
+_Number = Annotated[int, PathParameter(ge=0, lt=1 << 31)]
+_Offset = Annotated[int, PathParameter(ge=0, lt=1 << 63)]
+
+_DESCRIBED = "/api/openapi.json describes what can be asked for"
 _MOST_RECORDS = 1000
 _MOST_EXPORTED = 1_000_000
 
@@ -67,6 +76,13 @@ _DEFINITIONS: dict[str, Any] = {}
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_whole_characters(cls, given: Any) -> Any:
+        """JSON can hold half of a character (a lone surrogate); Kafka's texts cannot, and its client crashes at one."""
+        msgspec.json.encode(given)
+        return given
 
 
 class TopicBody(_Body):
@@ -91,7 +107,7 @@ class RecordBody(_Body):
     value: str | None
     key: str | None = None
     headers: dict[str, str] = {}
-    partition: int | None = Field(None, ge=0)
+    partition: int | None = Field(None, ge=0, lt=1 << 31)
 
 
 class ResetBody(_Body):
@@ -138,9 +154,11 @@ def add_api(app: FastAPI, desk: Desk, csrf: Callable[[Request], str | None]) -> 
     _add_records(router, desk)
     _add_groups(router, desk)
     _add_beside(router, desk)
+    _answer_the_rest(router)
     app.include_router(router)
     app.add_api_route("/metrics", _metrics(desk), methods=["GET"], tags=["metrics"], summary="For Prometheus")
-    app.add_exception_handler(HeadraceError, _refused)
+    for kind in (HeadraceError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _refused)
     _describe(app)
 
 
@@ -156,15 +174,39 @@ def _describe(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
+def _problem(problem: str, status: int, why: str | None = None, hint: str | None = None) -> Response:
+    """What every answer that is an error looks like."""
+    told = {"problem": problem, "why": why, "hint": hint}
+    return _json({k: v.encode(errors="backslashreplace").decode() for k, v in told.items() if v}, status)
+
+
 async def _refused(_: Request, error: Exception) -> Response:
-    told = {"problem": str(error)}
-    status = 500
     if isinstance(error, HeadraceError):
-        told = {k: v for k, v in (("problem", error.problem), ("why", error.why), ("hint", error.hint)) if v}
-        status = 400 if isinstance(error, UsageError) else 503 if isinstance(error, Unreachable) else 409
-        if isinstance(error, UsageError) and error.problem.startswith("there is no "):
-            status = 404
-    return _json(told, status)
+        return _problem(error.problem, error.http_status, error.why, error.hint)
+    if isinstance(error, RequestValidationError):
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        return _problem("the request is not valid", 422, wrong, _DESCRIBED)
+    if isinstance(error, HTTPException):
+        return _problem(error.detail, error.status_code)
+    return _problem("the console failed", 500, f"{type(error).__name__}: {error}", "headrace logs console")
+
+
+def _answer_the_rest(router: APIRouter) -> None:
+    """Behind all other routes: what is not there is an error like any other, not a page of the console."""
+    known = [route for route in router.routes if isinstance(route, APIRoute)]
+
+    @router.api_route("", methods=["GET"], include_in_schema=False)
+    @router.api_route(
+        "/{_:path}", methods=["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False
+    )
+    def unknown(request: Request) -> Response:
+        path = request.scope["path"]
+        methods = sorted({m for route in known if route.path_regex.match(path) for m in route.methods or ()})
+        if not methods:
+            return _problem(f"there is no {path}", 404, hint=_DESCRIBED)
+        answer = _problem(f"{path} takes no {request.method}", 405, f"it takes {', '.join(methods)}", _DESCRIBED)
+        answer.headers["Allow"] = ", ".join(methods)
+        return answer
 
 
 def _metrics(desk: Desk) -> Callable[[], Response]:
@@ -214,6 +256,10 @@ def _add_looks(router: APIRouter, desk: Desk, csrf: Callable[[Request], str | No
         now = desk.now
         return _json({"brokers": now.brokers, "quorum": now.quorum, "nodes": now.nodes})
 
+    @router.post("/brokers/elect", tags=["cluster"], summary="Let the preferred leaders lead again")
+    def elect() -> Response:
+        return _json(desk.elect_preferred().as_json())
+
     @router.post("/nodes/{name}/{verb}", tags=["cluster"], summary="start, stop, restart, kill, pause or resume a node")
     def node_action(name: str, verb: str) -> Response:
         desk.node_action(verb, name)
@@ -224,7 +270,7 @@ def _add_looks(router: APIRouter, desk: Desk, csrf: Callable[[Request], str | No
         since: float = 0,
         topic: str | None = None,
         group: str | None = None,
-        limit: Annotated[int, Query(le=5000)] = 200,
+        limit: Annotated[int, Query(ge=1, le=5000)] = 200,
     ) -> Response:
         return _json(desk.history.events(since=since, topic=topic, group=group, most=limit))
 
@@ -245,7 +291,7 @@ def _add_looks(router: APIRouter, desk: Desk, csrf: Callable[[Request], str | No
 
 def _require_topic(desk: Desk, name: str) -> None:
     if name not in desk.now.topics:
-        raise UsageError(f"there is no topic {name!r}", hint=f"headrace topic create {name}")
+        raise NotFound(f"there is no topic {name!r}", hint="headrace topic list")
 
 
 def _add_topics(router: APIRouter, desk: Desk) -> None:
@@ -265,7 +311,7 @@ def _add_topics(router: APIRouter, desk: Desk) -> None:
         return _json(
             {
                 "now": now.topics.get(name),
-                "described": described.to_json(),
+                "described": {**described.to_json(), "records": desk.browser.count(described)},
                 "groups": [group.group for group in now.groups.values() if name in group.topics],
                 "pipelines": [p.name for p in now.pipelines if name in p.sources],
                 "connectors": [c.name for c in now.connectors or () if name in c.topics],
@@ -302,11 +348,11 @@ def _add_topics(router: APIRouter, desk: Desk) -> None:
 
 def _add_storage(router: APIRouter, desk: Desk) -> None:
     @router.get("/topics/{name}/segments", tags=["topics"], responses=_described(list[SegmentView], "Files on disk."))
-    def segments(name: str, partition: Annotated[int, Query(ge=0)] = 0) -> Response:
+    def segments(name: str, partition: _Partition = 0) -> Response:
         return _json(storage.segments(desk, name, desk.describe_topic(name), partition))
 
     @router.get("/topics/{name}/batches", tags=["topics"], responses=_described(list[BatchView], "Batches."))
-    def batches(name: str, partition: Annotated[int, Query(ge=0)] = 0, segment: int | None = None) -> Response:
+    def batches(name: str, partition: _Partition = 0, segment: int | None = None) -> Response:
         if segment is None:
             return _json(storage.travelling_batches(desk, name, partition))
         return _json(storage.batches(desk, name, partition, segment))
@@ -343,7 +389,7 @@ def _add_records(router: APIRouter, desk: Desk) -> None:
     def records(
         name: str,
         start: _From = "end",
-        partition: Annotated[int | None, Query(ge=0)] = None,
+        partition: _Partition | None = None,
         limit: Annotated[int, Query(ge=1, le=_MOST_RECORDS)] = 50,
         key: str | None = None,
         contains: str | None = None,
@@ -353,14 +399,14 @@ def _add_records(router: APIRouter, desk: Desk) -> None:
         return _json(desk.browser.page(wanted(name, start, limit, partition, key, contains, header, where)))
 
     @router.get("/topics/{name}/records/{partition}/{offset}", tags=["records"], summary="One record, whole")
-    def record(name: str, partition: int, offset: int) -> Response:
+    def record(name: str, partition: _Number, offset: _Offset) -> Response:
         return _json(desk.browser.record(name, partition, offset)[0])
 
     @router.get("/topics/{name}/records/{partition}/{offset}/value", tags=["records"], summary="Its value as bytes")
-    def value(name: str, partition: int, offset: int) -> Response:
+    def value(name: str, partition: _Number, offset: _Offset) -> Response:
         found = desk.browser.record(name, partition, offset)[1]
         if found is None:
-            raise UsageError(f"there is no value at {name}/{partition}/{offset}: it is null")
+            raise NotFound(f"there is no value at {name}/{partition}/{offset}: it is null")
         # As a file and as nothing that a browser would show: the value is anybody's.
         file = f'attachment; filename="{name}-{partition}-{offset}.bin"'
         return Response(found, headers={"Content-Disposition": file}, media_type="application/octet-stream")
@@ -369,7 +415,7 @@ def _add_records(router: APIRouter, desk: Desk) -> None:
     def export(
         name: str,
         start: _From = "beginning",
-        partition: Annotated[int | None, Query(ge=0)] = None,
+        partition: _Partition | None = None,
         limit: Annotated[int, Query(ge=1, le=_MOST_EXPORTED)] = 10_000,
         key: str | None = None,
         contains: str | None = None,
@@ -386,15 +432,7 @@ def _add_records(router: APIRouter, desk: Desk) -> None:
 
     @router.post("/topics/{name}/records", tags=["records"], status_code=201)
     def produce(name: str, body: RecordBody) -> Response:
-        partition, offset = desk.produce(
-            NewRecord(
-                name,
-                None if body.value is None else body.value.encode(),
-                None if body.key is None else body.key.encode(),
-                tuple((header, text.encode()) for header, text in body.headers.items()),
-                body.partition,
-            )
-        )
+        partition, offset = desk.produce(NewRecord.of(name, body.value, body.key, body.headers, body.partition))
         return _json({"topic": name, "partition": partition, "offset": offset}, 201)
 
 
@@ -420,7 +458,7 @@ def _add_groups(router: APIRouter, desk: Desk) -> None:
     def group(name: str) -> Response:
         found = desk.now.groups.get(name)
         if found is None:
-            raise UsageError(f"there is no group {name!r}", hint="headrace group list")
+            raise NotFound(f"there is no group {name!r}", hint="headrace group list")
         return _json(found)
 
     @router.delete("/groups/{name:path}", tags=["groups"])
@@ -468,7 +506,7 @@ def _add_schemas(router: APIRouter, desk: Desk) -> None:
     def schemas() -> Response:
         subjects = desk.now.subjects
         if subjects is None:
-            raise Unreachable("the schema registry does not answer") if desk.now.registry else _nothing("registry")
+            raise Unreachable(f"the schema registry at {desk.registry.url} does not answer")
         return _json(subjects)
 
     @router.get("/schemas/{subject:path}/versions/{version}", tags=["schemas"])
@@ -498,12 +536,20 @@ def _add_connectors(router: APIRouter, desk: Desk) -> None:
     def connectors() -> Response:
         found = desk.now.connectors
         if found is None:
-            raise Unreachable("the Connect worker does not answer") if desk.now.connect else _nothing("connect")
+            raise Unreachable(f"the Connect worker at {desk.connectors.url} does not answer")
         return _json(found)
 
     @router.post("/connectors", tags=["connectors"], status_code=201)
     def create(body: ConnectorBody) -> Response:
         return _json(asdict(desk.create_connector(body.name, body.config)), 201)
+
+    @router.get("/connectors/{name}/config", tags=["connectors"], summary="Its settings, without secrets")
+    def config(name: str) -> Response:
+        return _json(desk.connector_config(name))
+
+    @router.patch("/connectors/{name}/config", tags=["connectors"], summary="Change settings; null unsets one")
+    def alter(name: str, body: dict[str, str | None]) -> Response:
+        return _json(asdict(desk.alter_connector(name, body)))
 
     @router.post("/connectors/{name}/{verb}", tags=["connectors"], summary="pause, resume, stop or restart")
     def act(name: str, verb: Literal["pause", "resume", "stop", "restart"]) -> Response:
@@ -514,7 +560,3 @@ def _add_connectors(router: APIRouter, desk: Desk) -> None:
     def delete(name: str) -> Response:
         desk.connector_action("delete", name)
         return _json({"connector": name})
-
-
-def _nothing(service: str) -> Failed:
-    return Failed(f"there is no {service} beside this cluster", hint=f"headrace up --with {service}")

@@ -50,7 +50,7 @@ class TimeChart:
     """Lines over time; the right edge is now."""
 
     def __init__(self, unit: Unit, *, classes: str = "chart", label: str = "") -> None:
-        self._chart = ui.echart(_options(unit)).classes(classes)
+        self._chart = ui.echart(_options(unit), renderer="svg").classes(classes)
         self._chart._props["role"] = "img"
         self._chart._props["aria-label"] = label
 
@@ -141,7 +141,7 @@ class OwnerChart:
     """Who owned which partition when: a row for each partition, a colour for each client."""
 
     def __init__(self) -> None:
-        self._chart = ui.echart(_owner_options()).classes("chart")
+        self._chart = ui.echart(_owner_options(), renderer="svg").classes("chart")
         self._shown: Any = None
 
     def set_visibility(self, visible: bool) -> None:

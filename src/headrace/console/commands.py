@@ -10,6 +10,7 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -38,6 +39,7 @@ class Commands:
     foreign: bool = False
     registry: str | None = None
     connect: str | None = None
+    connect_token: Path | None = None
 
     # -- topics -------------------------------------------------------------------------------------------------
 
@@ -108,6 +110,13 @@ class Commands:
             headrace=self._headrace("topic", "delete", name, "--yes"),
             kafka=self._tool("kafka-topics.sh", "--delete", "--topic", name),
             python=self._admin(f"admin.delete_topics([{name!r}])"),
+        )
+
+    def elect_preferred(self) -> Equal:
+        return Equal(
+            headrace=self._headrace("topic", "elect"),
+            kafka=self._tool("kafka-leader-election.sh", "--election-type", "preferred", "--all-topic-partitions"),
+            python=self._admin("admin.elect_preferred()"),
         )
 
     def describe_topic(self, name: str) -> Equal:
@@ -280,27 +289,51 @@ class Commands:
         body = json.dumps({"name": name, "config": dict(config)})
         return Equal(
             headrace=_line("headrace", "connector", "create", name, *_options("--set", config)),
-            kafka=_curl("POST", f"{self.connect}/connectors", body),
-            python="from headrace.transport.connectors import Connectors\n\n"
-            f"Connectors({self.connect!r}).create({name!r}, {dict(config)!r})",
+            kafka=self._ask_connect("POST", "/connectors", body),
+            python=f"{self._connectors()}.create({name!r}, {dict(config)!r})",
+        )
+
+    def connector_config(self, name: str) -> Equal:
+        return Equal(
+            headrace=_line("headrace", "connector", "config", name),
+            kafka=self._ask_connect("GET", f"/connectors/{_quoted(name)}/config"),
+            python=f"{self._connectors()}.config({name!r})",
+        )
+
+    def alter_connector(self, name: str, changes: Mapping[str, str | None]) -> Equal:
+        given = {key: value for key, value in changes.items() if value is not None}
+        unset = [word for key, value in changes.items() if value is None for word in ("--unset", key)]
+        return Equal(
+            headrace=_line("headrace", "connector", "alter", name, *_options("--set", given), *unset),
+            kafka=self._ask_connect("PATCH", f"/connectors/{_quoted(name)}/config", json.dumps(dict(changes))),
+            python=f"{self._connectors()}.alter({name!r}, {dict(changes)!r})",
         )
 
     def connector(self, verb: str, name: str) -> Equal:
-        at = f"{self.connect}/connectors/{_quoted(name)}"
-        curl = {
-            "pause": _curl("PUT", f"{at}/pause"),
-            "resume": _curl("PUT", f"{at}/resume"),
-            "stop": _curl("PUT", f"{at}/stop"),
-            "restart": _curl("POST", f"{at}/restart?includeTasks=true"),
-            "delete": _curl("DELETE", at),
+        at = f"/connectors/{_quoted(name)}"
+        method, path = {
+            "pause": ("PUT", f"{at}/pause"),
+            "resume": ("PUT", f"{at}/resume"),
+            "stop": ("PUT", f"{at}/stop"),
+            "restart": ("POST", f"{at}/restart?includeTasks=true"),
+            "delete": ("DELETE", at),
         }[verb]
         words = ["--yes"] if verb == "delete" else []
         return Equal(
             headrace=_line("headrace", "connector", verb, name, *words),
-            kafka=curl,
-            python="from headrace.transport.connectors import Connectors\n\n"
-            f"Connectors({self.connect!r}).{verb}({name!r})",
+            kafka=self._ask_connect(method, path),
+            python=f"{self._connectors()}.{verb}({name!r})",
         )
+
+    def _ask_connect(self, method: str, path: str, body: str | None = None) -> str:
+        line = _curl(method, f"{self.connect}{path}", body)
+        token = shlex.quote(str(self.connect_token))
+        return f'{line} -H "Authorization: Bearer $(cat {token})"' if self.connect_token else line
+
+    def _connectors(self) -> str:
+        if self.connect_token:
+            return "from headrace import Cluster\n\nCluster().connectors"
+        return f"from headrace.transport.connectors import Connectors\n\nConnectors({self.connect!r})"
 
     # -- pipelines ----------------------------------------------------------------------------------------------
 

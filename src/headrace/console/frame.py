@@ -13,17 +13,22 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from headrace import __version__
-from headrace.console import words
-from headrace.console.desk import Desk
+from headrace.console import formatting
+from headrace.console.backend import Desk
 from headrace.console.pages import brokers, connectors, groups, overview, pipelines, records, schemas, timeline, topics
 from headrace.console.pages import topic as topic_page
-from headrace.console.pieces import Live, attribute, element, empty, flag, link, page, put, show_state, state
+from headrace.console.widgets import Live, attribute, element, empty, flag, link, page, put, show_state, state
 from headrace.monitor.snapshot import Snapshot
 
 _THEME = "headrace_theme"
 # From this width on, in pixels, the rail stands beside the page.
 _WIDE = 900
-_HEALTH = {"up": ("healthy", "good"), "degraded": ("degraded", "warn"), "down": ("not reachable", "bad")}
+_HEALTH = {
+    "up": ("healthy", "good"),
+    "degraded": ("degraded", "warn"),
+    "critical": ("critical", "bad"),
+    "down": ("not reachable", "bad"),
+}
 
 
 def _nothing(_: Snapshot) -> str:
@@ -146,7 +151,7 @@ def _bar(desk: Desk, live: Live, dark: ui.dark_mode) -> None:
         word, kind = _HEALTH[now.health]
         show_state(health, word, kind)  # type: ignore[arg-type]
         attribute(health, "title", "; ".join(now.complaints()) or "every broker answers, every replica is in sync")
-        put(asked, f"as of {words.clock(now.at)}")
+        put(asked, f"as of {formatting.clock(now.at)} {formatting.zone(now.at)}")
 
 
 def _routes(desk: Desk) -> dict[str, Callable[..., None]]:

@@ -11,15 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.console.desk import Desk
-from headrace.errors import Failed, UsageError
+from headrace.console.backend import Desk
+from headrace.errors import Failed, NotFound
 from headrace.pipeline.dead_letters import Group, Letter, Wanted, letters, summary
 from headrace.pipeline.diagnosis import diagnose
 from headrace.pipeline.driver import Driver
 from headrace.pipeline.pipeline import Pipeline
 from headrace.pipeline.redrive import RedrivePlan, RedriveReport, redrive
-from headrace.runtime.waiting import NotYet
-from headrace.transport.looks import Look, Shown
+from headrace.transport.render import Look, Shown
 
 _MOST_LETTERS = 100_000
 _SAMPLES = 3
@@ -53,7 +52,7 @@ class DeadLettersView(msgspec.Struct, frozen=True, kw_only=True):
 def find(desk: Desk, name: str) -> Pipeline:
     cluster = desk.target.cluster
     if cluster is None:
-        raise UsageError("pipelines are known of a cluster of this machine only")
+        raise NotFound("pipelines are known of a cluster of this machine only")
     return Pipeline.from_file(cluster.home.config_file, name, cluster.home)
 
 
@@ -76,10 +75,7 @@ def stop(desk: Desk, name: str) -> None:
     found = find(desk, name)
 
     def end() -> None:
-        try:
-            stopped = Driver(found.home).stop(found.folder)
-        except NotYet:
-            raise Failed(f"the batch at work of {name} takes long", why="the pipeline ends when it is done") from None
+        stopped = Driver(found.home).stop(found.folder)
         if not stopped and found.folder.is_locked:
             raise Failed(
                 f"{name} does not run in the background", why="a terminal runs it", hint="Ctrl-C in that terminal"

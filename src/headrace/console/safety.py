@@ -133,7 +133,7 @@ class Gate:
         if session is None or not self.access.is_session(session):
             if asked.method == "GET" and "text/html" in asked.headers.get("accept", ""):
                 return 401, self._way_in()
-            return 401, _words("nobody is let in without a token", "headrace console opens the console with one")
+            return 401, _words("a token is required", "headrace console opens the console with one")
         wants_csrf = asked.kind == "http" and asked.changes
         if wants_csrf and not self.access.is_csrf(session, asked.headers.get("x-csrf-token", "")):
             return 403, _words("the X-CSRF-Token is missing or wrong", "GET /api/session tells it")

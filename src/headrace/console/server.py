@@ -9,15 +9,16 @@ It listens on 127.0.0.1 unless told otherwise, and then only with a password.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import ipaddress
 import logging
 import logging.handlers
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from headrace import __version__
 from headrace.cluster import Cluster
 from headrace.console.access import Access
 from headrace.errors import UsageError
+from headrace.home import open_private
 from headrace.monitor.history import History
 from headrace.monitor.look import Target
 from headrace.monitor.sampler import Sampler
@@ -41,7 +43,10 @@ _ICON = _STATIC / "headrace.svg"
 
 @dataclass(frozen=True)
 class Serving:
-    """What is served, where, and to whom. `folder` holds the history, the token and the log."""
+    """What is served, where, and to whom.
+
+    `folder` holds the history, the token, the key and the log; if another console has it, `own_folder` is used instead.
+    """
 
     folder: Path
     port: int
@@ -68,19 +73,26 @@ class Serving:
         """The Kafka that is meant and what stands beside it."""
         cluster = Cluster(self.home) if self.home else None
         connection = self.connection
-        registry, connect = self.registry, self.connect
+        registry = self.registry
         if cluster is not None:
             spec = cluster.spec
             connection = connection or Connection(spec.bootstrap)
-            registry, connect = registry or spec.url("registry"), connect or spec.url("connect")
+            registry = registry or spec.url("registry")
         if connection is None:
             raise UsageError("neither a cluster of this machine nor an address was given", hint="--bootstrap HOST:PORT")
         return Target(
             connection,
             cluster,
             Registry(registry, patience_s=1.0, timeout_s=_SERVICE_TIMEOUT_S) if registry else None,
-            Connectors(connect, timeout_s=_SERVICE_TIMEOUT_S) if connect else None,
+            self._connectors(cluster),
         )
+
+    def _connectors(self, cluster: Cluster | None) -> Connectors | None:
+        if self.connect:
+            return Connectors(self.connect, timeout_s=_SERVICE_TIMEOUT_S)
+        if cluster is None or not cluster.spec.service("connect"):
+            return None
+        return Connectors(cluster.connect, token=cluster.connect_token, timeout_s=_SERVICE_TIMEOUT_S)
 
 
 def _is_loopback(host: str) -> bool:
@@ -95,18 +107,37 @@ def _reachable(host: str) -> str:
     return "127.0.0.1" if host in {"0.0.0.0", "::"} else f"[{host}]" if ":" in host else host  # noqa: S104
 
 
-def serve(serving: Serving, on_start: Callable[[str], None] = lambda _: None) -> None:
-    """Serves until the process is asked to end. `on_start` is told the address that lets its reader in."""
+@contextmanager
+def own_folder(folder: Path, port: int) -> Iterator[Path]:
+    """The folder, for this console alone while the block runs; if another one has it, a folder of its port below it."""
+    for own in (folder, folder / f"port-{port}"):
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open_private(own / "lock", "a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield own
+            return
+    raise UsageError(f"another console uses {folder}", hint="--port P names another port")
+
+
+def serve(serving: Serving, on_start: Callable[[str, Path], None] = lambda _url, _token_file: None) -> None:
+    """Serves until the process is asked to end. `on_start` gets the address that lets in, and the token file."""
     serving.check()
     listening = _listening(serving)
-    serving.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with own_folder(serving.folder, serving.port) as own:
+        _serve(replace(serving, folder=own), listening, on_start)
+
+
+def _serve(serving: Serving, listening: socket.socket, on_start: Callable[[str, Path], None]) -> None:
     _log_to(serving.folder / "server.log")
     # The framework wants a place for what it keeps; we keep nothing there, but it must not be somebody's folder.
     os.environ.setdefault("NICEGUI_STORAGE_PATH", str(serving.folder / "nicegui"))
     import uvicorn
 
-    access = Access(serving.folder, serving.port, serving.password)
-    on_start(f"http://{_reachable(serving.host)}:{serving.port}/login?token={access.token}")
+    access = Access(serving.folder, serving.port, serving.password, read_only=serving.read_only)
+    on_start(f"http://{_reachable(serving.host)}:{serving.port}/login?token={access.token}", access.token_file)
     config = uvicorn.Config(
         application(serving, access),
         log_config=None,
@@ -139,7 +170,7 @@ def application(serving: Serving, access: Access) -> Any:
     from starlette.staticfiles import StaticFiles
 
     from headrace.console.api import add_api
-    from headrace.console.desk import Desk
+    from headrace.console.backend import Desk
     from headrace.console.frame import add_pages
     from headrace.console.safety import Gate
 
@@ -180,6 +211,7 @@ def application(serving: Serving, access: Access) -> Any:
         app,
         title="headrace",
         favicon=_ICON,
+        language="en-US",
         dark=None,
         binding_refresh_interval=None,
         reconnect_timeout=6.0,

@@ -12,8 +12,8 @@ import msgspec
 
 from headrace.cluster import Cluster
 from headrace.cluster.segments import Segment, StoredBatch, partitions_in, removals, segments_in
-from headrace.console.desk import Desk
-from headrace.errors import Failed, UsageError
+from headrace.console.backend import Desk
+from headrace.errors import Failed, NotFound
 from headrace.monitor.snapshot import PartitionView
 from headrace.transport.batches import BatchHeader
 from headrace.transport.topics import TopicDescription
@@ -92,7 +92,7 @@ def batches(desk: Desk, topic: str, partition: int, base_offset: int) -> list[Ba
     """The first batches of the segment with that base offset."""
     segment = next((s for s in segments_in(_folder(desk, topic, partition)) if s.base_offset == base_offset), None)
     if segment is None:
-        raise UsageError(f"there is no segment {base_offset} of {topic}/{partition}", why="it may have been removed")
+        raise NotFound(f"there is no segment {base_offset} of {topic}/{partition}", why="it may have been removed")
     views: list[BatchView] = []
     for batch in segment.batches():
         plain = segment.plain_bytes(batch) if len(views) < _UNPACKED else None
@@ -116,7 +116,7 @@ def _folder(desk: Desk, topic: str, partition: int) -> Path:
     view = desk.now.topics.get(topic)
     place = next((p for p in (view.partitions if view else ()) if p.partition == partition), None)
     if cluster is None or place is None:
-        raise UsageError(f"there is no partition {partition} of {topic} on this machine")
+        raise NotFound(f"there is no partition {partition} of {topic} on this machine")
     for broker in _in_order(place):
         folder = partitions_in(_data(cluster, broker), topic).get(partition)
         if folder is not None:

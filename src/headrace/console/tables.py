@@ -6,7 +6,7 @@ it is sorted by if that is something else. What the browser asks for (page, sort
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -66,7 +66,10 @@ class Column:
 
 
 class Table:
-    """A live table. `rows` gives all rows; `dress` adds what only the shown ones need (a sparkline, say)."""
+    """A live table. `rows` gives all rows; `sparks` are the lines in its column of that kind, by key.
+
+    One that is not `paged` shows all rows: its pages are turned elsewhere.
+    """
 
     def __init__(
         self,
@@ -78,14 +81,17 @@ class Table:
         in_order: bool = False,
         descending: bool = False,
         per_page: int = 50,
-        dress: Callable[[Sequence[Row]], None] | None = None,
+        paged: bool = True,
         on_open: Callable[[Row], Any] | None = None,
     ) -> None:
         self.columns = {column.name: column for column in columns}
         self._rows = rows
-        self._dress = dress
+        self.sparks: Mapping[Any, str] = {}
+        #: Called when other rows are shown than before.
+        self.on_turn: Callable[[], Any] = lambda: None
         self._key = key
         self._filter = ""
+        self._paged = paged
         self._paging: dict[str, Any] = {
             "page": 1,
             "rowsPerPage": per_page,
@@ -97,7 +103,8 @@ class Table:
             columns=[column.spec() for column in columns], rows=[], row_key=key, pagination=self._paging
         )
         self.table.classes("grid").props(
-            'flat dense binary-state-sort no-data-label="nothing to show" :rows-per-page-options="[25, 50, 100, 500]"'
+            'flat dense binary-state-sort no-data-label="nothing to show" :rows-per-page-options="[25, 50, 100, 500]" '
+            "tabindex=0"  # where it is wider than the screen, arrow keys move it
         )
         for column in columns:
             if column.kind in _SLOTS:
@@ -113,6 +120,11 @@ class Table:
         self._paging["page"] = 1
         self.refresh()
 
+    @property
+    def shown(self) -> list[Any]:
+        """The keys of the rows on the page that is shown."""
+        return [row[self._key] for row in self.table._props["rows"]]
+
     def refresh(self) -> None:
         """The rows as they are now; nothing is sent if nothing has changed."""
         rows = [row for row in self._rows() if self._matches(row)]
@@ -124,15 +136,15 @@ class Table:
         pages = max(1, -(-len(rows) // size))
         page = min(int(self._paging["page"]), pages)
         shown = rows[(page - 1) * size : page * size]
-        if self._dress:
-            self._dress(shown)
+        for row in shown:
+            row["spark"] = self.sparks.get(row[self._key], "")
         paging = {**self._paging, "page": page, "rowsNumber": len(rows)}
         if shown != self.table._props["rows"] or paging != self.table._props.get("pagination"):
             self._paging = paging
             self.table._props["rows"] = shown
             self.table._props["pagination"] = dict(paging)
             self.table.update()
-        few = len(rows) <= 25
+        few = len(rows) <= 25 or not self._paged
         if self.table._props.get("hide-pagination", False) != few:
             self.table._props["hide-pagination"] = few
             self.table.update()
@@ -146,7 +158,7 @@ class Table:
             if name in self.columns or name == self._key
         )
 
-    def _asked(self, event: Any) -> None:
+    def _asked(self, event: Any) -> Any:
         wanted = (event.args or {}).get("pagination") or {}
         if wanted.get("sortBy") in self.columns:
             self._paging["sortBy"] = wanted["sortBy"]
@@ -156,6 +168,7 @@ class Table:
         if wanted.get("rowsPerPage") in (25, 50, 100, 500):
             self._paging["rowsPerPage"] = wanted["rowsPerPage"]
         self.refresh()
+        return self.on_turn()
 
     def _opened(self, named: Any, on_open: Callable[[Row], Any]) -> Any:
         rows = self.table._props["rows"]

@@ -163,7 +163,7 @@ def _isr_events(
 
 
 def _who(broker: int) -> str:
-    return "nobody" if broker < 0 else str(broker)
+    return "no broker" if broker < 0 else str(broker)
 
 
 def _ids(brokers: tuple[int, ...]) -> str:
@@ -221,7 +221,7 @@ def _group(at: float, old: GroupView, new: GroupView) -> Iterator[Event]:
 def _handed_over(place: tuple[str, int], old: tuple[str, str] | None, new: tuple[str, str] | None) -> str:
     """Members of one client's name are told apart by the end of their ids."""
     alike = old is not None and new is not None and old[1] == new[1]
-    names = [f"{m[1]} …{m[0][-4:]}" if m and alike else m[1] if m else "nobody" for m in (old, new)]
+    names = [f"{m[1]} …{m[0][-4:]}" if m and alike else m[1] if m else "no member" for m in (old, new)]
     return f"{place[0]}/{place[1]}: {names[0]} → {names[1]}"
 
 
@@ -240,18 +240,14 @@ def _neighbours(before: Snapshot, after: Snapshot) -> Iterator[Event]:
                 text = f"schema {subject.subject} has version {subject.versions[-1]}"
                 yield Event(at=after.at, kind="schema", level="info", text=text)
     if before.connectors is not None and after.connectors is not None:
-        states = {c.name: _connector_state(c) for c in before.connectors}
+        states = {c.name: c.shown_state for c in before.connectors}
         for connector in after.connectors:
-            state, earlier = _connector_state(connector), states.get(connector.name)
+            state, earlier = connector.shown_state, states.get(connector.name)
             if earlier != state:
                 level: Level = "error" if state == "FAILED" else "info"
                 told = f", was {earlier}" if earlier else ""
                 text = f"connector {connector.name} is {state}{told}"
                 yield Event(at=after.at, kind="connector", level=level, text=text)
-
-
-def _connector_state(connector: object) -> str:
-    return "FAILED" if getattr(connector, "failed", False) else str(getattr(connector, "state", "-"))
 
 
 def _pipelines(before: Snapshot, after: Snapshot) -> Iterator[Event]:

@@ -5,11 +5,14 @@
 
 Bounded in every direction: the older, the coarser (see `_TIERS`), and beyond `most_bytes` the oldest goes. A number is
 written when it changes, so what stands still costs nothing; the time in which nobody was watching is a gap, not a line.
-One thread writes; any thread may read. A file that is damaged is put aside and a new one begun.
+One thread writes; any thread may read, by a connection of its own kind, so that neither waits for the other. An event
+loop may not read: a look at a long past would stop everything else on it. A file that is damaged is put aside and a new
+one begun.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -85,12 +88,15 @@ class History:
         self.file = file
         self.most_bytes = most_bytes
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
         self._written: dict[SeriesKey, _Written] = {}
         self._tidied = 0.0
         self._run: int | None = None
         self._owned: dict[str, Owners] = {}
         self.damaged = False
         self._db = self._open()
+        self._reader = sqlite3.connect(file, check_same_thread=False, isolation_level=None, timeout=10)
+        self._reader.execute("pragma query_only=on")
 
     def _open(self) -> sqlite3.Connection:
         try:
@@ -124,6 +130,8 @@ class History:
         with self._lock:
             self._hold()
             self._db.close()
+        with self._reading:
+            self._reader.close()
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -225,17 +233,31 @@ class History:
     ) -> dict[str, list[Point]]:
         """The same number of several things at once."""
         first, last = int(since * 1000), int(until * 1000) if until else 1 << 62
-        with self._lock:
-            runs = self._db.execute(
-                "select began, ended from runs where ended >= ? order by began", (first,)
-            ).fetchall()
-            return {name: self._points((kind, name, metric), first, last, runs, most) for name in names}
+        with self._reads() as db:
+            runs = db.execute("select began, ended from runs where ended >= ? order by began", (first,)).fetchall()
+            return {name: self._points(db, (kind, name, metric), (first, last), runs, most) for name in names}
 
-    def _points(self, key: SeriesKey, first: int, last: int, runs: Sequence[tuple[int, int]], most: int) -> list[Point]:
-        found = self._db.execute("select id from series where kind = ? and name = ? and metric = ?", key).fetchone()
+    @contextmanager
+    def _reads(self) -> Iterator[sqlite3.Connection]:
+        """For one reader at a time; the writer goes on meanwhile."""
+        if asyncio._get_running_loop() is not None:
+            raise RuntimeError("the history is read in a thread, not on an event loop")
+        with self._reading:
+            yield self._reader
+
+    def _points(
+        self,
+        db: sqlite3.Connection,
+        key: SeriesKey,
+        between: tuple[int, int],
+        runs: Sequence[tuple[int, int]],
+        most: int,
+    ) -> list[Point]:
+        first, last = between
+        found = db.execute("select id from series where kind = ? and name = ? and metric = ?", key).fetchone()
         if found is None:
             return []
-        rows: list[tuple[int, float]] = self._db.execute(
+        rows: list[tuple[int, float]] = db.execute(
             # The last point before the time counts too: what has not changed since still holds.
             "select at, value from points where series = ? and at <= ? and at >= coalesce("
             "(select max(at) from points where series = ? and at < ?), ?) order by at",
@@ -270,8 +292,8 @@ class History:
             where.append(f"kind in ({','.join('?' * len(kinds))})")
             given.extend(kinds)  # type: ignore[arg-type]
         sql = f"select at, kind, level, text, topic, grp, minor from events where {' and '.join(where)}"  # noqa: S608
-        with self._lock:
-            rows = self._db.execute(f"{sql} order by at desc, id desc limit ?", (*given, most)).fetchall()
+        with self._reads() as db:
+            rows = db.execute(f"{sql} order by at desc, id desc limit ?", (*given, most)).fetchall()
         return [
             Event(at=at, kind=kind, level=level, text=text, topic=t, group=g, minor=bool(minor))
             for at, kind, level, text, t, g, minor in rows
@@ -279,8 +301,8 @@ class History:
 
     def ownership(self, group: str, *, since: float) -> list[Ownership]:
         """Who owned what since then, in the order of topics and partitions."""
-        with self._lock:
-            rows = self._db.execute(
+        with self._reads() as db:
+            rows = db.execute(
                 "select grp, topic, partition, member, client, since, until from owners "
                 "where grp = ? and (until is null or until >= ?) order by topic, partition, since",
                 (group, since),

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from headrace.cluster import Cluster
 from headrace.errors import HeadraceError, Unreachable
-from headrace.monitor.neighbours import NeighbourWatch
+from headrace.monitor.rates import Rates, Trail
+from headrace.monitor.services import NeighbourWatch
 from headrace.monitor.snapshot import (
     BrokerView,
     ConnectorView,
@@ -32,7 +33,6 @@ from headrace.monitor.snapshot import (
     Totals,
     VoterView,
 )
-from headrace.monitor.trails import Rates, Trail
 from headrace.transport.client import Connection
 from headrace.transport.connectors import Connectors
 from headrace.transport.groups import Member
@@ -137,7 +137,7 @@ class Looker:
             reachable=True,
             bootstrap=self.target.connection.bootstrap,
             cluster_id=seen.cluster_id,
-            brokers=self._brokers(seen, quorum, nodes),
+            brokers=self._brokers(seen, quorum, nodes, before.brokers),
             quorum=quorum,
             topics=topics,
             groups=group_views,
@@ -225,7 +225,7 @@ class Looker:
                 replication=max((len(p.replicas) for p in made), default=0),
                 under_replicated=sum(p.under_replicated for p in made),
                 offline=sum(p.leader < 0 for p in made),
-                records=_sum(p.records for p in made),
+                offsets=_sum(p.offsets for p in made),
                 size_bytes=size,
                 stored_bytes=_sum(_sum(p.replica_bytes) for p in made),
                 in_per_s=self._rates.add(("in", name), at, written),
@@ -290,6 +290,7 @@ class Looker:
             lag=_known_sum(o.lag for o in offsets or ()),
             lag_s=max(lags, default=None),
             lag_s_at_least=not exact,
+            stale=group.stale,
             read_per_s=read,
         )
 
@@ -354,7 +355,9 @@ class Looker:
             ),
         )
 
-    def _brokers(self, seen: Metadata, quorum: QuorumView | None, nodes: Sequence[NodeView]) -> tuple[BrokerView, ...]:
+    def _brokers(
+        self, seen: Metadata, quorum: QuorumView | None, nodes: Sequence[NodeView], before: Sequence[BrokerView]
+    ) -> tuple[BrokerView, ...]:
         leaders: dict[int, int] = {}
         replicas: dict[int, int] = {}
         missing: dict[int, int] = {}
@@ -390,7 +393,14 @@ class Looker:
                     node=names[number].name if number in names else None,
                 )
             )
-        return tuple(views)
+        # A local broker that starts again is not registered for a moment: it has not left the cluster.
+        known = {view.broker_id for view in views}
+        views += [
+            replace(view, state="down", controller=False, leaders=0, latency_ms=None)
+            for view in before
+            if view.broker_id in names and view.broker_id not in known
+        ]
+        return tuple(sorted(views, key=lambda view: view.broker_id))
 
     def _state(self, broker: SeenBroker, node: NodeView | None) -> Literal["up", "quiet", "down"]:
         if node is not None and node.state in {"dead", "stopped"}:
@@ -431,7 +441,7 @@ def _totals(topics: Mapping[str, TopicView], groups: Mapping[str, GroupView]) ->
         partitions=sum(len(t.partitions) for t in own),
         under_replicated=sum(t.under_replicated for t in everything),
         offline=sum(t.offline for t in everything),
-        records=_known_sum(t.records for t in own),
+        offsets=_known_sum(t.offsets for t in own),
         size_bytes=_known_sum(t.size_bytes for t in everything),
         stored_bytes=_known_sum(t.stored_bytes for t in everything),
         lag=_known_sum(g.lag for g in groups.values()),

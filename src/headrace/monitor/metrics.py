@@ -71,11 +71,11 @@ def _topics(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
     topics = [({"topic": t.name}, t) for t in s.topics.values()]
     yield "topic_partitions", "gauge", "Partitions of the topic.", [(at, len(t.partitions)) for at, t in topics]
     yield "topic_bytes", "gauge", "Bytes of one copy of the topic.", [(at, t.size_bytes) for at, t in topics]
-    yield "topic_records", "gauge", "Offsets in use.", [(at, t.records) for at, t in topics]
+    yield "topic_offsets", "gauge", "Offsets in use.", [(at, t.offsets) for at, t in topics]
     yield (
         "topic_end_offset_total",
         "counter",
-        "Sum of the end offsets: grows by one with every record.",
+        "Sum of the end offsets: grows by one with every record and every marker of a transaction.",
         [(at, sum(p.end or 0 for p in t.partitions)) for at, t in topics],
     )
     yield (

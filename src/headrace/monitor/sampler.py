@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from headrace.monitor.events import Event, changes, owners
 from headrace.monitor.history import History, SeriesKey
 from headrace.monitor.look import EVERY_S, Looker, Target
-from headrace.monitor.neighbours import NeighbourWatch
 from headrace.monitor.pipelines import PipelineWatch
+from headrace.monitor.services import NeighbourWatch
 from headrace.monitor.snapshot import Snapshot
-from headrace.runtime.rounds import Rounds
+from headrace.runtime.periodic import Rounds
 
 _MIN_REST_S = 0.2
 _STOP_S = 10.0
@@ -33,12 +33,12 @@ class Sampler(Rounds):
         self.target = target
         self.history = history
         self.pipelines = PipelineWatch(target.cluster.home, target.connection) if target.cluster else None
-        self.neighbours = NeighbourWatch(target.cluster, target.registry, target.connectors)
+        self.neighbours = NeighbourWatch(target.cluster, target.registry, target.connectors, lambda: self.latest.topics)
         self._looker = Looker(target, self.neighbours)
         self._changed = threading.Condition()
         self._latest = Snapshot(
             at=time.time(), took_s=0, every_s=EVERY_S, reachable=False, bootstrap=target.connection.bootstrap,
-            problem="nobody has been asked yet",
+            problem="no sample was taken yet",
         )  # fmt: skip
 
     @property
@@ -123,7 +123,7 @@ def _numbers(snapshot: Snapshot) -> Iterable[tuple[SeriesKey, float | None]]:
         yield ("topic", topic.name, "in"), topic.in_per_s
         yield ("topic", topic.name, "out"), topic.out_per_s
         yield ("topic", topic.name, "bytes"), topic.size_bytes
-        yield ("topic", topic.name, "records"), topic.records
+        yield ("topic", topic.name, "offsets"), topic.offsets
     for group in snapshot.groups.values():
         yield ("group", group.group, "lag"), group.lag
         yield ("group", group.group, "lag_s"), group.lag_s

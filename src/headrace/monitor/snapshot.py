@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 TopicPartition = tuple[str, int]
-Health = Literal["up", "degraded", "down"]
+Health = Literal["up", "degraded", "critical", "down"]
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,8 @@ class PartitionView(View, frozen=True, kw_only=True, gc=False):
         return len(self.isr) < len(self.replicas)
 
     @property
-    def records(self) -> int | None:
+    def offsets(self) -> int | None:
+        """At most so many records: markers of transactions and compacted records have offsets, too."""
         return None if self.begin is None or self.end is None else self.end - self.begin
 
 
@@ -49,7 +50,7 @@ class TopicView(View, frozen=True, kw_only=True):
     replication: int
     under_replicated: int
     offline: int
-    records: int | None = None
+    offsets: int | None = None
     size_bytes: int | None = None
     stored_bytes: int | None = None
     in_per_s: float | None = None
@@ -82,7 +83,10 @@ class OffsetView(View, frozen=True, kw_only=True):
 
 
 class GroupView(View, frozen=True, kw_only=True):
-    """A group. Where `lag_s_at_least` is set, the console has not watched long enough to know all of it."""
+    """A group. Where `lag_s_at_least` is set, the console has not watched long enough to know all of it.
+
+    One that is `stale` is shown as it was last seen: its coordinator does not answer.
+    """
 
     group: str
     type: str
@@ -96,6 +100,7 @@ class GroupView(View, frozen=True, kw_only=True):
     lag: int | None = None
     lag_s: float | None = None
     lag_s_at_least: bool = False
+    stale: bool = False
     read_per_s: float | None = None
 
 
@@ -180,10 +185,16 @@ class ConnectorView(View, frozen=True, kw_only=True):
     connector_class: str | None = None
     topics: tuple[str, ...] = ()
     trace: str | None = None
+    #: What a running connector waits for, if it does; Connect itself says RUNNING then.
+    waiting: str | None = None
 
     @property
     def failed(self) -> bool:
         return self.state == "FAILED" or any(task.state == "FAILED" for task in self.tasks)
+
+    @property
+    def shown_state(self) -> str:
+        return "FAILED" if self.failed else "WAITING" if self.waiting else self.state
 
 
 class PipelineOffsetView(View, frozen=True, kw_only=True):
@@ -245,7 +256,7 @@ class Totals(View, frozen=True, kw_only=True):
     partitions: int = 0
     under_replicated: int = 0
     offline: int = 0
-    records: int | None = None
+    offsets: int | None = None
     size_bytes: int | None = None
     stored_bytes: int | None = None
     lag: int | None = None
@@ -283,8 +294,11 @@ class Snapshot(View, frozen=True, kw_only=True):
 
     @property
     def health(self) -> Health:
+        """Critical is what costs availability: a broker that is down, a partition without a leader."""
         if not self.reachable:
             return "down"
+        if self.totals.offline or any(broker.state == "down" for broker in self.brokers):
+            return "critical"
         return "degraded" if self.complaints() else "up"
 
     def complaints(self) -> tuple[str, ...]:
@@ -302,6 +316,7 @@ class Snapshot(View, frozen=True, kw_only=True):
         if self.connect and self.connectors is None:
             found.append("the Connect worker does not answer")
         found += [f"connector {c.name} has failed" for c in self.connectors or () if c.failed]
+        found += [f"connector {c.name} is waiting: {c.waiting}" for c in self.connectors or () if c.waiting]
         found += [f"pipeline {p.name} has failed" for p in self.pipelines if p.state == "failed"]
         found += [
             f"the ledger of {p.name} does not balance" for p in self.pipelines if p.ledger and not p.ledger.balanced

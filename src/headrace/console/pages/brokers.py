@@ -8,10 +8,11 @@ from typing import Any
 
 from nicegui import ui
 
-from headrace.console import words
-from headrace.console.desk import Desk
+from headrace.console import formatting
+from headrace.console.backend import Desk
 from headrace.console.pages.overview import BROKER_STATES
-from headrace.console.pieces import (
+from headrace.console.tables import Column, Row, Table
+from headrace.console.widgets import (
     EqualPanel,
     Live,
     State,
@@ -21,13 +22,13 @@ from headrace.console.pieces import (
     box,
     button,
     card,
+    confirm,
     dialog,
     element,
     empty,
     page,
     select,
 )  # fmt: skip
-from headrace.console.tables import Column, Row, Table
 from headrace.errors import HeadraceError
 from headrace.monitor.snapshot import BrokerView, NodeView, PartitionView, Snapshot
 
@@ -70,6 +71,8 @@ def show(desk: Desk) -> None:
     with page("Brokers") as side:
         with side:
             element("a", "link", "JSON", href="/api/brokers", target="_blank")
+            elect = button("Elect preferred leaders", lambda: _elect(desk), icon="balance")
+            elect.set_enabled(not desk.read_only)
         _tiles(live)
         with card("Brokers"):
             brokers = Table(_BROKERS, lambda: _broker_rows(desk.now.brokers), key="broker")
@@ -92,15 +95,36 @@ def _tiles(live: Live) -> None:
             lag = max((v.lag for v in found.voters if v.voter), default=0)
             voters = sum(v.voter for v in found.voters)
             controller.show(f"node {found.leader_id}", f"epoch {found.leader_epoch}")
-            quorum.show(words.plural(voters, "voter"), f"slowest: {words.plural(lag, 'record')} behind")
+            quorum.show(formatting.plural(voters, "voter"), f"slowest: {formatting.plural(lag, 'record')} behind")
         else:
-            controller.show("none", "nobody leads the metadata quorum", "bad")
-            quorum.show(words.DASH, "")
+            controller.show("none", "the metadata quorum has no leader", "bad")
+            quorum.show(formatting.DASH, "")
         leaders = [b.leaders for b in now.brokers if b.state == "up"]
-        spread.show(f"{max(leaders)} / {min(leaders)}" if leaders else words.DASH, "of the brokers that are up")
+        moved = sum(p.leader != p.replicas[0] for topic in now.topics.values() for p in topic.partitions)
+        note = (
+            f"{formatting.plural(moved, 'partition')} not with the preferred one"
+            if moved
+            else "all are the preferred ones"
+        )
+        spread.show(f"{max(leaders)} / {min(leaders)}" if leaders else formatting.DASH, note)
         free = min((b.disk_free_bytes for b in now.brokers if b.disk_free_bytes is not None), default=None)
         total = min((b.disk_total_bytes for b in now.brokers if b.disk_total_bytes is not None), default=None)
-        disk.show(words.size(free), f"of {words.size(total)}", "warn" if free is not None and free < 2e9 else "")
+        disk.show(
+            formatting.size(free), f"of {formatting.size(total)}", "warn" if free is not None and free < 2e9 else ""
+        )
+
+
+async def _elect(desk: Desk) -> None:
+    await confirm(
+        "Let the preferred leaders lead again?",
+        "The preferred leader of a partition is the first of its replicas. Clients follow within moments; no record is "
+        "moved, and where the preferred one is not in sync the leader stays.",
+        desk.commands.elect_preferred(),
+        desk.elect_preferred,
+        action="Elect",
+        done="the preferred leaders lead, where they are in sync",
+        kind="primary",
+    )
 
 
 def _broker_rows(brokers: Sequence[BrokerView]) -> list[Row]:
@@ -114,17 +138,17 @@ def _broker_rows(brokers: Sequence[BrokerView]) -> list[Row]:
                 "state": text,
                 "state_state": kind,
                 "address": f"{b.host}:{b.port}",
-                "rack": b.rack or words.DASH,
+                "rack": b.rack or formatting.DASH,
                 "role": "controller" if b.controller else "broker",
                 "leaders": b.leaders,
                 "leaders_share": round(100 * b.leaders / most),
                 "replicas": b.replicas,
                 "missing": b.out_of_sync,
-                "bytes": words.size(b.size_bytes),
+                "bytes": formatting.size(b.size_bytes),
                 "_bytes": b.size_bytes,
-                "free": words.size(b.disk_free_bytes),
+                "free": formatting.size(b.disk_free_bytes),
                 "_free": b.disk_free_bytes,
-                "latency": words.span(b.latency_ms / 1000) if b.latency_ms is not None else words.DASH,
+                "latency": formatting.span(b.latency_ms / 1000) if b.latency_ms is not None else formatting.DASH,
                 "_latency": b.latency_ms,
             }
         )
@@ -161,7 +185,7 @@ class _NodeLine:
     """A node with its buttons."""
 
     def __init__(self, desk: Desk, node: NodeView) -> None:
-        from headrace.console.pieces import state
+        from headrace.console.widgets import state
 
         self.desk = desk
         self.name = node.name
@@ -176,7 +200,7 @@ class _NodeLine:
                     self._buttons[verb] = made
 
     def show(self, node: NodeView) -> None:
-        from headrace.console.pieces import put, show_state
+        from headrace.console.widgets import put, show_state
 
         show_state(self._state, node.state, _NODE_STATES.get(node.state, "none"))
         told = [node.roles]
@@ -184,8 +208,8 @@ class _NodeLine:
             told += [
                 f"pid {node.pid}",
                 f"port {node.port}",
-                f"up for {words.span(node.uptime_s)}",
-                words.size(node.memory_bytes),
+                f"up for {formatting.span(node.uptime_s)}",
+                formatting.size(node.memory_bytes),
             ]
         put(self._note, " · ".join(told))
         possible = {

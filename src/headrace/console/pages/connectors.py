@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from nicegui import ui
 
-from headrace.console import pieces, words
-from headrace.console.desk import Desk
-from headrace.console.pieces import (
+from headrace.console import formatting, widgets
+from headrace.console.backend import Desk
+from headrace.console.widgets import (
     EqualPanel,
     Live,
     State,
@@ -29,15 +30,17 @@ from headrace.console.pieces import (
 )  # fmt: skip
 from headrace.errors import HeadraceError, UsageError
 from headrace.monitor.snapshot import ConnectorView, Snapshot
+from headrace.transport.connectors import HIDDEN
 
 STATES: dict[str, State] = {
     "RUNNING": "good",
+    "WAITING": "warn",
     "PAUSED": "warn",
     "STOPPED": "none",
     "UNASSIGNED": "warn",
     "FAILED": "bad",
 }
-_EXAMPLE = {"connector.class": "FileStreamSource", "file": "/tmp/in.txt", "topic": "lines"}  # noqa: S108 - an example
+_EXAMPLE = {"connector.class": "FileStreamSource", "file": "in.txt", "topic": "lines"}
 
 
 def show(desk: Desk) -> None:
@@ -96,20 +99,21 @@ class _Card:
                 for topic in connector.topics[:8]:
                     element("a", "link", topic, href=topic_href(topic))
             self._tasks = element("div", "stack tight", style="margin: 8px 0")
-            if not desk.read_only:
-                with element("div", "row tight"):
+            with element("div", "row tight"):
+                button("settings", self._settings)
+                if not desk.read_only:
                     for verb in ("pause", "resume", "restart", "delete"):
                         kind = "danger-plain" if verb == "delete" else "plain"
                         self._buttons[verb] = button(verb, partial(self._act, verb), kind=kind)
 
     def show(self, connector: ConnectorView) -> None:
-        shown = "FAILED" if connector.failed else connector.state
+        shown = connector.shown_state
         show_state(self._state, shown.lower(), STATES.get(shown, "none"))
         running = sum(task.state == "RUNNING" for task in connector.tasks)
         short = (connector.connector_class or "").rsplit(".", 1)[-1]
         put(
             self._note,
-            f"{short} · {running} of {words.plural(len(connector.tasks), 'task')} running · {connector.worker}",
+            f"{short} · {running} of {formatting.plural(len(connector.tasks), 'task')} running · {connector.worker}",
         )
         for verb, made in self._buttons.items():
             made.set_visibility(not (verb == "pause" and connector.state != "RUNNING")
@@ -117,13 +121,20 @@ class _Card:
         traces = tuple(
             f"task {task.task} has failed: {task.trace or ''}" for task in connector.tasks if task.state == "FAILED"
         )
-        traces = ((connector.trace,) if connector.trace else ()) + traces
+        traces = tuple(text for text in (connector.waiting, connector.trace) if text) + traces
         if traces != self._traces:
             self._traces = traces
             self._tasks.clear()
             with self._tasks:
                 for trace in traces:
                     element("div", "payload", trace[:4000], style="max-height: 160px", tabindex="0")
+
+    async def _settings(self) -> None:
+        found = await attempt(lambda: self.desk.connector_config(self.name))
+        if isinstance(found, HeadraceError):
+            ui.notify(found.problem, type="negative", position="bottom-right")
+        else:
+            settings(self.desk, self.name, found)
 
     async def _act(self, verb: str) -> None:
         if verb == "delete":
@@ -167,12 +178,60 @@ def settings_in(text: str) -> dict[str, str]:
     return {str(key): value if isinstance(value, str) else json.dumps(value) for key, value in found.items()}
 
 
+def settings(desk: Desk, name: str, config: Mapping[str, str]) -> None:
+    """The settings of a connector as JSON, to look at and to change."""
+    with dialog(f"Settings of {name}", wide=True) as asking:
+        text = _settings_field(config)
+        element("div", "muted", f"A setting that is taken out goes back to its default; {HIDDEN} stays as it is.")
+        equal = EqualPanel()
+        verdict = Verdict()
+        with element("div", "row end"):
+            button("Close", asking.close)
+            act = button("Save and restart", kind="primary")
+    text.set_enabled(not desk.read_only)
+
+    def changes() -> dict[str, str | None]:
+        wanted = settings_in(text.value or "{}")
+        gone = dict.fromkeys(config.keys() - wanted.keys())
+        return {**gone, **{key: value for key, value in wanted.items() if value != config.get(key)}}
+
+    def changed(_: Any = None) -> None:
+        wanted: Mapping[str, str | None] = {}
+        try:
+            wanted = changes()
+        except UsageError as error:
+            verdict.problem(error)
+        else:
+            verdict.clear()
+        commands = desk.commands
+        equal.show(commands.alter_connector(name, wanted) if wanted else commands.connector_config(name))
+        act.set_enabled(bool(wanted) and not desk.read_only)
+
+    async def run() -> None:
+        act.props("loading")
+        found = await attempt(lambda: desk.alter_connector(name, changes()))
+        act.props(remove="loading")
+        if isinstance(found, HeadraceError):
+            verdict.problem(found)
+            return
+        asking.close()
+        ui.notify(f"{name} is {found.shown_state.lower()}", type="positive", position="bottom-right")
+
+    text.on_value_change(changed)
+    act.on("click", run)
+    changed()
+
+
+def _settings_field(config: Mapping[str, str]) -> ui.textarea:
+    made = ui.textarea("Settings", value=json.dumps(config, indent=2, ensure_ascii=False))
+    return made.props("outlined dense stack-label rows=9").classes("mono")
+
+
 def create(desk: Desk) -> None:  # noqa: C901 - a form is its fields and what each button does
     """A form: a name and settings as JSON, checked by the worker before anything is made."""
     with dialog("Create a connector", wide=True) as asking:
-        name = pieces.field("Name").props("autofocus")
-        text = ui.textarea("Settings", value=json.dumps(_EXAMPLE, indent=2)).props("outlined dense stack-label rows=9")
-        text.classes("mono")
+        name = widgets.field("Name").props("autofocus")
+        text = _settings_field(_EXAMPLE)
         plugins = element("div", "muted", "")
         equal = EqualPanel()
         verdict = Verdict()
@@ -198,7 +257,7 @@ def create(desk: Desk) -> None:  # noqa: C901 - a form is its fields and what ea
             verdict.problem(found)
         elif found:
             why = "; ".join(f"{e.name}={e.value}: {' '.join(e.reasons)}" for e in found)
-            verdict.problem(UsageError(f"{words.plural(len(found), 'setting')} would not be accepted", why=why))
+            verdict.problem(UsageError(f"{formatting.plural(len(found), 'setting')} would not be accepted", why=why))
         else:
             verdict.good("the settings would be accepted")
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from nicegui import ui
 
-from headrace.console import pieces, words
+from headrace.console import formatting, widgets
+from headrace.console.backend import Desk
 from headrace.console.charts import VIOLET, Line, OwnerChart, TimeChart
-from headrace.console.desk import Desk
 from headrace.console.pages.topics import sparks
-from headrace.console.pieces import (
+from headrace.console.tables import Column, Row, Table
+from headrace.console.widgets import (
     EqualPanel,
     EventList,
     Live,
@@ -33,9 +34,10 @@ from headrace.console.pieces import (
     page,
     quoted,
     select,
+    traces,
 )  # fmt: skip
-from headrace.console.tables import Column, Row, Table
 from headrace.errors import HeadraceError
+from headrace.monitor.history import Ownership
 from headrace.monitor.snapshot import GroupView, OffsetView, PipelineOffsetView, Snapshot
 from headrace.transport.groups import PlannedOffset
 
@@ -82,17 +84,14 @@ def show(desk: Desk) -> None:
     table: Table
     with page("Groups") as side:
         with side:
-            pieces.field("Filter", on_change=lambda event: table.search(event.value or "")).props(
-                "clearable debounce=200"
-            )
+            widgets.search(live, lambda text: table.search(text))
             element("a", "link", "JSON", href="/api/groups", target="_blank")
         with element("section", "card"):
             nothing = empty("groups", "No groups yet", "A group appears when somebody reads with a name. For example:",
                             "headrace consume TOPIC --group mine")  # fmt: skip
-            table = Table(
-                _LIST, lambda: [_row(g) for g in desk.now.groups.values()], key="group", sort="group",
-                dress=sparks(desk, "group", "group", "lag"),
-            )  # fmt: skip
+            table = Table(_LIST, lambda: [_row(g) for g in desk.now.groups.values()], key="group", sort="group")
+            table.search(live.address.get("filter"))
+            sparks(live, table, "group", "lag")
 
     @live
     def refresh(now: Snapshot) -> None:
@@ -105,17 +104,17 @@ def _row(group: GroupView) -> Row:
     return {
         "group": group.group,
         "group_href": group_href(group.group),
-        "state": group.state,
-        "state_state": _STATES.get(group.state, "none"),
+        "state": f"{group.state}, last seen" if group.stale else group.state,
+        "state_state": "warn" if group.stale else _STATES.get(group.state, "none"),
         "type": group.type,
-        "members": words.count(len(group.members)) if group.members is not None else words.DASH,
+        "members": formatting.count(len(group.members)) if group.members is not None else formatting.DASH,
         "_members": len(group.members or ()),
         "topics": len(group.topics),
-        "lag": words.count(group.lag),
+        "lag": formatting.count(group.lag),
         "_lag": group.lag,
         "late": late(group),
         "_late": group.lag_s,
-        "read": words.rate(group.read_per_s),
+        "read": formatting.rate(group.read_per_s),
         "_read": group.read_per_s,
     }
 
@@ -123,8 +122,8 @@ def _row(group: GroupView) -> Row:
 def late(group: GroupView) -> str:
     """How far behind in time; more than that where the watch has not been long enough."""
     if group.lag_s is None:
-        return words.DASH
-    return f"{'≥ ' if group.lag_s_at_least else ''}{words.span(group.lag_s)}"
+        return formatting.DASH
+    return f"{'≥ ' if group.lag_s_at_least else ''}{formatting.span(group.lag_s)}"
 
 
 def show_one(desk: Desk, name: str = "") -> None:
@@ -135,7 +134,7 @@ def show_one(desk: Desk, name: str = "") -> None:
         def build() -> None:
             with side:
                 _buttons(desk, name)
-            _tiles(desk, name, live)
+            _tiles(name, live)
             with box("columns"):
                 _lag_chart(desk, name, live)
                 _owners(desk, name, live)
@@ -143,7 +142,7 @@ def show_one(desk: Desk, name: str = "") -> None:
             _members(desk, name, live)
             with card("What changed"):
                 events = EventList(most=30, long_time=True)
-                live(lambda _: events.show(desk.history.events(group=name, most=30)))
+                live.past(lambda: desk.history.events(group=name, most=30), events.show)
 
 
 def _no_group(name: str) -> ui.element:
@@ -158,7 +157,7 @@ def _buttons(desk: Desk, name: str) -> None:
     button("Delete", lambda: _delete(desk, name), kind="danger-plain", icon="delete").set_enabled(writable)
 
 
-def _tiles(desk: Desk, name: str, live: Live) -> None:
+def _tiles(name: str, live: Live) -> None:
     with box("tiles"):
         state, lag = Tile("State"), Tile("Lag", spark=True)
         behind, read = Tile("Behind", spark=True), Tile("Reads", spark=True)
@@ -169,29 +168,29 @@ def _tiles(desk: Desk, name: str, live: Live) -> None:
         group = now.groups.get(name)
         if group is None:
             return
-        state.show(group.state, f"{group.type} protocol, coordinator {group.coordinator}")
-        lag.show(words.short_count(group.lag), "records to read")
+        if group.stale:
+            state.show(group.state, f"as last seen: coordinator {group.coordinator} does not answer", "warn")
+        else:
+            state.show(group.state, f"{group.type} protocol, coordinator {group.coordinator}")
+        lag.show(formatting.short_count(group.lag), "records to read")
         behind.show(late(group), "oldest unread record")
-        read.show(words.rate(group.read_per_s), "by committed offsets")
+        read.show(formatting.rate(group.read_per_s), "by committed offsets")
         members.show(
-            words.count(len(group.members)) if group.members is not None else words.DASH,
+            formatting.count(len(group.members)) if group.members is not None else formatting.DASH,
             group.assignor or "no assignor",
         )
-        since = time.time() - 900
-        for tile, metric in ((lag, "lag"), (behind, "lag_s"), (read, "read")):
-            tile.trace(desk.history.series("group", name, metric, since=since, most=60))
+
+    traces(live, "group", name, {"lag": lag, "lag_s": behind, "read": read})
 
 
 def _lag_chart(desk: Desk, name: str, live: Live) -> None:
     with card("Lag") as made:
         chart = TimeChart("count", label="Lag in records over time")
 
-    def draw(range_s: int) -> None:
-        chart.show(
-            [Line("lag", desk.history.series("group", name, "lag", since=time.time() - range_s), VIOLET)], range_s
-        )
+    def read(range_s: int) -> list[Line]:
+        return [Line("lag", desk.history.series("group", name, "lag", since=time.time() - range_s), VIOLET)]
 
-    over_time(made, live, draw)
+    over_time(made, live, read, chart.show)
 
 
 def _owners(desk: Desk, name: str, live: Live) -> None:
@@ -199,13 +198,15 @@ def _owners(desk: Desk, name: str, live: Live) -> None:
         nothing = empty("compare_arrows", "Nobody has owned anything", "Ownership is written down while members read.")
         chart = OwnerChart()
 
-    def draw(range_s: int) -> None:
-        owned = desk.history.ownership(name, since=time.time() - range_s)
+    def read(range_s: int) -> list[Ownership]:
+        return desk.history.ownership(name, since=time.time() - range_s)
+
+    def draw(owned: list[Ownership], range_s: int) -> None:
         chart.show(owned, range_s)
         chart.set_visibility(bool(owned))
         nothing.set_visibility(not owned)
 
-    over_time(made, live, draw)
+    over_time(made, live, read, draw, "owners")
 
 
 def _offsets(desk: Desk, name: str, live: Live) -> None:
@@ -239,16 +240,16 @@ def _offset_row(o: OffsetView | PipelineOffsetView, most: int) -> Row:
         "topic": o.topic,
         "_topic": f"{o.topic} {o.partition:06d}",
         "partition": o.partition,
-        "position": words.count(position),
+        "position": formatting.count(position),
         "_position": position,
-        "end": words.count(o.end),
+        "end": formatting.count(o.end),
         "_end": o.end,
-        "lag": words.count(o.lag),
+        "lag": formatting.count(o.lag),
         "_lag": o.lag,
         "lag_share": round(100 * (o.lag or 0) / most),
-        "late": words.span(o.lag_s),
+        "late": formatting.span(o.lag_s),
         "_late": o.lag_s,
-        "client": client or words.DASH,
+        "client": client or formatting.DASH,
     }
 
 
@@ -298,7 +299,7 @@ def reset(desk: Desk, name: str) -> None:
     with dialog(f"Reset the offsets of {name}", wide=True) as asking:
         with element("div", "fields"):
             kind = select("To", _WHERE, "beginning")
-            value = pieces.field("Value").props('placeholder="1500, -100, 2026-05-01T12:00 or -1h"')
+            value = widgets.field("Value").props('placeholder="1500, -100, 2026-05-01T12:00 or -1h"')
             topics = select("Topics", list(group.topics), list(group.topics), multiple=True).props("use-chips")
         value.set_enabled(False)
         plan = element("div", "stack tight")
@@ -364,12 +365,12 @@ def _plan_table(plan: tuple[PlannedOffset, ...]) -> None:
     )
 
     def change(p: PlannedOffset) -> str:
-        return words.DASH if p.committed is None else f"{p.target - p.committed:+,}"
+        return formatting.DASH if p.committed is None else f"{p.target - p.committed:+,}"
 
     rows: list[dict[str, Any]] = [
         {
             "id": f"{p.topic}/{p.partition}", "topic": p.topic, "partition": p.partition,
-            "committed": words.count(p.committed), "target": words.count(p.target), "change": change(p),
+            "committed": formatting.count(p.committed), "target": formatting.count(p.target), "change": change(p),
             "note": p.note or "",
         }
         for p in plan

@@ -7,11 +7,12 @@ from typing import Literal
 
 from nicegui import ui
 
-from headrace.console import words
+from headrace.console import formatting
+from headrace.console.backend import Desk
 from headrace.console.charts import BLUE, TEAL, Line, TimeChart
-from headrace.console.desk import Desk
 from headrace.console.pages.topics import sparks
-from headrace.console.pieces import (
+from headrace.console.tables import Column, Row, Table
+from headrace.console.widgets import (
     EventList,
     Live,
     State,
@@ -27,8 +28,9 @@ from headrace.console.pieces import (
     put,
     show_state,
     state,
+    topic_href,
+    traces,
 )  # fmt: skip
-from headrace.console.tables import Column, Row, Table
 from headrace.monitor.snapshot import Snapshot
 
 BROKER_STATES: dict[str, tuple[str, State]] = {
@@ -51,7 +53,7 @@ def show(desk: Desk) -> None:
         with side:
             element("a", "link", "JSON", href="/api/overview", target="_blank")
         _complaints(live)
-        _tiles(desk, live)
+        _tiles(live)
         with box("columns wide-left"):
             with box("stack"):
                 _throughput(desk, live)
@@ -73,7 +75,7 @@ def _complaints(live: Live) -> None:
             return
         shown[:] = [found]
         place.clear()
-        flag(place, "is-bad", now.health == "down")
+        flag(place, "is-bad", now.health in {"down", "critical"})
         with place:
             for complaint in found[:6]:
                 element("div", text=complaint)
@@ -82,7 +84,7 @@ def _complaints(live: Live) -> None:
         place.set_visibility(bool(found))
 
 
-def _tiles(desk: Desk, live: Live) -> None:
+def _tiles(live: Live) -> None:
     with box("tiles"):
         read_in, out = Tile("Records in", spark=True), Tile("Records out", spark=True)
         stored, lag = Tile("Stored", spark=True), Tile("Lag of all groups", spark=True)
@@ -91,37 +93,37 @@ def _tiles(desk: Desk, live: Live) -> None:
     @live
     def show(now: Snapshot) -> None:
         totals = now.totals
-        read_in.show(words.rate(totals.in_per_s), words.byte_rate(totals.in_bytes_per_s))
-        out.show(words.rate(totals.out_per_s), "read by groups")
+        read_in.show(formatting.rate(totals.in_per_s), formatting.byte_rate(totals.in_bytes_per_s))
+        out.show(formatting.rate(totals.out_per_s), "read by groups")
         free = min((b.disk_free_bytes for b in now.brokers if b.disk_free_bytes is not None), default=None)
-        stored.show(words.size(totals.stored_bytes), f"{words.size(free)} free" if free is not None else "all replicas")
+        stored.show(
+            formatting.size(totals.stored_bytes),
+            f"{formatting.size(free)} free" if free is not None else "all replicas",
+        )
         late = max((g.lag_s for g in now.groups.values() if g.lag_s), default=None)
-        lag.show(words.short_count(totals.lag), f"up to {words.span(late)} behind" if late else "nobody is behind")
-        topics.show(words.count(totals.topics), words.plural(totals.partitions, "partition"))
+        lag.show(
+            formatting.short_count(totals.lag), f"up to {formatting.span(late)} behind" if late else "nobody is behind"
+        )
+        topics.show(formatting.count(totals.topics), formatting.plural(totals.partitions, "partition"))
         level: Literal["", "warn", "bad"] = "bad" if totals.offline else "warn" if totals.under_replicated else ""
         whole = "in sync" if not totals.under_replicated else f"{totals.under_replicated:,} behind"
         replicas.show(whole, f"{totals.offline:,} without a leader", level)
-        since = time.time() - 900
-        for tile, metric in ((read_in, "in"), (out, "out"), (stored, "bytes"), (lag, "lag")):
-            tile.trace(desk.history.series("cluster", "", metric, since=since, most=60))
+
+    traces(live, "cluster", "", {"in": read_in, "out": out, "bytes": stored, "lag": lag})
 
 
 def _throughput(desk: Desk, live: Live) -> None:
     with card("Throughput") as made:
         chart = TimeChart("rate", label="Records in and out per second over time")
 
-    def draw(range_s: int) -> None:
-        since = time.time() - range_s
-        history = desk.history
-        chart.show(
-            [
-                Line("records in", history.series("cluster", "", "in", since=since), BLUE),
-                Line("records out", history.series("cluster", "", "out", since=since), TEAL),
-            ],
-            range_s,
-        )
+    def read(range_s: int) -> list[Line]:
+        series, since = desk.history.series, time.time() - range_s
+        return [
+            Line("records in", series("cluster", "", "in", since=since), BLUE),
+            Line("records out", series("cluster", "", "out", since=since), TEAL),
+        ]
 
-    over_time(made, live, draw)
+    over_time(made, live, read, chart.show)
 
 
 def _busiest(desk: Desk, live: Live) -> None:
@@ -138,8 +140,8 @@ def _busiest(desk: Desk, live: Live) -> None:
         found.sort(key=lambda t: (t.in_per_s or 0, t.out_per_s or 0, t.size_bytes or 0), reverse=True)
         return [
             {
-                "topic": t.name, "topic_href": f"/topics/{t.name}", "_in": t.in_per_s, "in": words.rate(t.in_per_s),
-                "out": words.rate(t.out_per_s), "_out": t.out_per_s, "bytes": words.size(t.size_bytes),
+                "topic": t.name, "topic_href": topic_href(t.name), "_in": t.in_per_s, "in": formatting.rate(t.in_per_s),
+                "out": formatting.rate(t.out_per_s), "_out": t.out_per_s, "bytes": formatting.size(t.size_bytes),
                 "_bytes": t.size_bytes,
             }
             for t in found[:8]
@@ -148,9 +150,8 @@ def _busiest(desk: Desk, live: Live) -> None:
     with card("Busiest topics"):
         nothing = empty("topic", "No topics yet", "Create one here under Topics, or in a terminal:",
                         "headrace topic create orders --partitions 3")  # fmt: skip
-        table = Table(
-            columns, rows, key="topic", sort="in", descending=True, dress=sparks(desk, "topic", "topic", "in")
-        )
+        table = Table(columns, rows, key="topic", sort="in", descending=True)
+        sparks(live, table, "topic", "in")
 
     @live
     def show(now: Snapshot) -> None:
@@ -177,8 +178,8 @@ def _brokers(live: Live) -> None:
         for broker in now.brokers:
             badge, note = lines[broker.broker_id]
             show_state(badge, *BROKER_STATES[broker.state])
-            told = [words.plural(broker.leaders, "leader"), words.size(broker.size_bytes)]
-            put(note, ("controller · " if broker.controller else "") + " · ".join(told))
+            told = [formatting.plural(broker.leaders, "leader"), formatting.size(broker.size_bytes)]
+            put(note, " · ".join([*told, "controller"] if broker.controller else told))
 
 
 def _line(name: str, href: str) -> tuple[ui.element, ui.element]:
@@ -207,7 +208,7 @@ def _pipelines(live: Live) -> None:
         for pipeline in now.pipelines:
             badge, note = lines[pipeline.name]
             show_state(badge, pipeline.state, PIPELINE_STATES[pipeline.state])
-            put(note, f"{words.short_count(pipeline.lag)} to read" if pipeline.lag else "nothing to read")
+            put(note, f"{formatting.short_count(pipeline.lag)} to read" if pipeline.lag else "nothing to read")
 
 
 def _lately(desk: Desk, live: Live) -> None:
@@ -215,4 +216,4 @@ def _lately(desk: Desk, live: Live) -> None:
         events = EventList(most=10)
     with made.default_slot.children[0], element("span", "side"):
         link("Timeline", "/timeline")
-    live(lambda _: events.show(desk.history.events(most=10)))
+    live.past(lambda: desk.history.events(most=10), events.show)

@@ -11,12 +11,14 @@ from typing import Literal
 
 from nicegui import ui
 
-from headrace.console import pipelines, words
+from headrace.console import formatting, pipelines
+from headrace.console.backend import Desk
 from headrace.console.charts import VIOLET, Line, TimeChart
-from headrace.console.desk import Desk
 from headrace.console.pages.groups import offset_rows
 from headrace.console.pages.overview import PIPELINE_STATES
-from headrace.console.pieces import (
+from headrace.console.pipelines import DeadLettersView
+from headrace.console.tables import Column, Row, Table
+from headrace.console.widgets import (
     EqualPanel,
     Live,
     Tile,
@@ -37,9 +39,8 @@ from headrace.console.pieces import (
     state,
     topic_href,
 )
-from headrace.console.pipelines import DeadLettersView
-from headrace.console.tables import Column, Row, Table
 from headrace.errors import HeadraceError
+from headrace.monitor.history import Point
 from headrace.monitor.snapshot import LedgerView, PipelineView, Snapshot
 
 _OFFSETS = (
@@ -74,6 +75,17 @@ def show(desk: Desk) -> None:
         for made, pipeline in zip(cards, now.pipelines, strict=True):
             made.show(pipeline)
         nothing.set_visibility(not now.pipelines)
+
+    def read() -> dict[str, tuple[list[Point], list[Point]]]:
+        names, since = [made.pipeline.name for made in cards], time.time() - 900
+        lags, rates = (desk.history.many("pipeline", names, metric, since=since) for metric in ("lag", "rate"))
+        return {name: (lags[name], rates[name]) for name in names}
+
+    def show_past(found: dict[str, tuple[list[Point], list[Point]]]) -> None:
+        for made in cards:
+            made.show_past(*found.get(made.pipeline.name, ([], [])))
+
+    live.past(read, show_past)
 
 
 def _declared(pipeline: PipelineView) -> tuple[object, ...]:
@@ -122,40 +134,41 @@ class _Card:
         self._problem.set_visibility(bool(pipeline.problem))
         put(self._warnings, "\n".join(pipeline.warnings[:6]))
         self._warnings.set_visibility(bool(pipeline.warnings))
-        self._rate.show(words.rate(pipeline.rate_per_s), pipeline.trigger or "")
-        catch_up = f"caught up in {words.span(pipeline.catch_up_s)}" if pipeline.catch_up_s else "records to read"
-        self._lag.show(words.short_count(pipeline.lag), catch_up)
-        self._behind.show(words.span(pipeline.lag_s), "oldest unread record")
+        self._rate.show(formatting.rate(pipeline.rate_per_s), pipeline.trigger or "")
+        catch_up = f"caught up in {formatting.span(pipeline.catch_up_s)}" if pipeline.catch_up_s else "records to read"
+        self._lag.show(formatting.short_count(pipeline.lag), catch_up)
+        self._behind.show(formatting.span(pipeline.lag_s), "oldest unread record")
         number = f"batch {pipeline.batch:,}" if pipeline.batch is not None else "none yet"
-        ended = f", {words.ago(pipeline.batch_ended)}" if pipeline.batch_ended else ""
-        self._batch.show(words.span(pipeline.batch_s), number + ended)
+        ended = f", {formatting.ago(pipeline.batch_ended)}" if pipeline.batch_ended else ""
+        self._batch.show(formatting.span(pipeline.batch_s), number + ended)
         self._show_state_kept(pipeline)
         self._show_ledger(pipeline.ledger)
         self._offsets.refresh()
         runs = pipeline.state in {"running", "waiting"}
         self._start.set_visibility(not runs and not self.desk.read_only)
         self._stop.set_visibility(runs and not self.desk.read_only)
-        since = time.time() - 900
-        lag = self.desk.history.series("pipeline", pipeline.name, "lag", since=since)
+
+    def show_past(self, lag: list[Point], rate: list[Point]) -> None:
+        """The last quarter of an hour."""
         self._chart.show([Line("lag", lag, VIOLET)], 900)
         self._lag.trace(lag)
-        self._rate.trace(self.desk.history.series("pipeline", pipeline.name, "rate", since=since, most=60))
+        self._rate.trace(rate)
 
     def _show_state_kept(self, pipeline: PipelineView) -> None:
         """Only of pipelines that keep state between batches, or close windows."""
-        self._kept.show(words.size(pipeline.state_bytes), "kept between batches")
+        self._kept.show(formatting.size(pipeline.state_bytes), "kept between batches")
         self._kept.box.set_visibility(pipeline.state_bytes is not None)
         if pipeline.watermark_ms is not None:
-            day, _, clock = words.moment(pipeline.watermark_ms).partition(" ")
+            day, _, clock = formatting.moment(pipeline.watermark_ms).partition(" ")
             self._watermark.show(clock[:8], f"{day}, event time")
         self._watermark.box.set_visibility(pipeline.watermark_ms is not None)
 
     def _show_ledger(self, ledger: LedgerView | None) -> None:
         if ledger is None:
             return
-        told = f"{words.plural(ledger.read, 'record')} read"
+        told = f"{formatting.plural(ledger.read, 'record')} read"
         self._ledger.show("balances" if ledger.balanced else "is wrong", told, "" if ledger.balanced else "bad")
-        self._dead.show(words.count(ledger.dead + ledger.late), f"{ledger.dead:,} dead, {ledger.late:,} late")
+        self._dead.show(formatting.count(ledger.dead + ledger.late), f"{ledger.dead:,} dead, {ledger.late:,} late")
         counts = {outcome: getattr(ledger, outcome) for outcome in _OUTCOMES}
         parts = " + ".join(f"{count:,} {outcome}" for outcome, count in counts.items() if count or outcome == "written")
         put(self._account, f"{ledger.read:,} read {'=' if ledger.balanced else '≠'} {parts}")
@@ -246,9 +259,9 @@ def _group(desk: Desk, name: str, group: DeadLettersView) -> None:
                 again = button("Redrive", icon="replay")
                 again.set_enabled(not desk.read_only)
         element("div", text=group.reason)
-        between = f"{words.moment(group.first_ms or -1)} to {words.moment(group.last_ms or -1)}"
+        between = f"{formatting.moment(group.first_ms or -1)} to {formatting.moment(group.last_ms or -1)}"
         told = f", {group.redriven:,} were redriven before" if group.redriven else ""
-        element("div", "muted", f"{words.size(group.size_bytes)}, {between}{told}")
+        element("div", "muted", f"{formatting.size(group.size_bytes)}, {between}{told}")
         for sample in group.samples:
             element("div", "muted", f"{sample.origin}: {sample.words}", style="margin-top: 8px")
             shown = sample.value.text if sample.value.text is not None else "null"
@@ -269,7 +282,10 @@ async def _redrive(desk: Desk, name: str, group: DeadLettersView, place: ui.elem
             return
         pairs(
             [
-                ("Would be sent", f"{words.plural(found.sent, 'record')} to {', '.join(found.topics) or 'no topic'}"),
+                (
+                    "Would be sent",
+                    f"{formatting.plural(found.sent, 'record')} to {', '.join(found.topics) or 'no topic'}",
+                ),
                 ("Stay", f"{found.marked:,} redriven before, {found.looping:,} stopped by the loop guard"),
             ]
         )
@@ -286,6 +302,6 @@ async def _redrive(desk: Desk, name: str, group: DeadLettersView, place: ui.elem
             verdict.problem(result)
         else:
             send.disable()
-            verdict.good(f"{words.plural(result.sent, 'record')} sent again")
+            verdict.good(f"{formatting.plural(result.sent, 'record')} sent again")
 
     send.on("click", run)

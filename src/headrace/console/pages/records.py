@@ -11,10 +11,12 @@ from urllib.parse import urlencode
 
 from nicegui import ui
 
-from headrace.console import pieces, words
+from headrace.console import formatting, widgets
 from headrace.console.api import wanted
-from headrace.console.desk import Desk, NewRecord
-from headrace.console.pieces import (
+from headrace.console.backend import Desk, NewRecord
+from headrace.console.tables import Column, Row, Table
+from headrace.console.widgets import (
+    Address,
     EqualPanel,
     Live,
     Verdict,
@@ -33,13 +35,12 @@ from headrace.console.pieces import (
     select,
     topic_href,
 )  # fmt: skip
-from headrace.console.tables import Column, Row, Table
 from headrace.errors import HeadraceError
 from headrace.monitor.snapshot import Snapshot
 from headrace.transport.browse import Page, Query
-from headrace.transport.fates import BrowsedRecord
-from headrace.transport.looks import Shown
+from headrace.transport.render import Shown
 from headrace.transport.tail import Tail
+from headrace.transport.visibility import BrowsedRecord
 
 _COLUMNS = (
     Column("offset", "Offset", "open", sortable=False),
@@ -61,6 +62,7 @@ _FATES = {
 }
 _LIMITS = [25, 50, 100, 250, 500]
 _TAIL_ROWS = 200
+_TEXTS = ("at", "key", "contains", "header", "where")
 
 
 def show(desk: Desk, name: str | None = None) -> None:
@@ -97,6 +99,26 @@ class _Asked:
     contains: str = ""
     header: str = ""
     where: str = ""
+
+    @classmethod
+    def said(cls, address: Address) -> _Asked:
+        """What the address of the page says; what makes no sense is as if it were not said."""
+        partition, limit = address.get("partition"), address.get("limit")
+        return cls(
+            start=address.get("start") if address.get("start") in _STARTS else "end",
+            partition=int(partition) if partition.isdecimal() and len(partition) < 10 else None,
+            limit=int(limit) if limit in map(str, _LIMITS) else 50,
+            **{name: address.get(name) for name in _TEXTS},
+        )
+
+    def say(self, address: Address) -> None:
+        """The address of the page says the same."""
+        address.put(
+            start=self.start if self.start != "end" else None,
+            partition=None if self.partition is None else str(self.partition),
+            limit=str(self.limit) if self.limit != 50 else None,
+            **{name: getattr(self, name) for name in _TEXTS},
+        )
 
     @property
     def start_text(self) -> str:
@@ -147,7 +169,8 @@ class _Browsing:
     def __init__(self, desk: Desk, topic: str, live: Live) -> None:
         self.desk = desk
         self.topic = topic
-        self.asked = _Asked()
+        self.address = live.address
+        self.asked = _Asked.said(live.address)
         self.shown = _Shown()
         self.page: Page | None = None
         self.tail: Tail | None = None
@@ -163,7 +186,9 @@ class _Browsing:
                 self.verdict = Verdict()
                 self.nothing = empty("receipt_long", "No records", "None match, or none have been written yet.",
                                      f"echo hello | headrace produce {topic}")  # fmt: skip
-                self.table = Table(_COLUMNS, self.shown.rows, key="id", in_order=True, per_page=500, on_open=self._open)
+                self.table = Table(
+                    _COLUMNS, self.shown.rows, key="id", in_order=True, per_page=500, paged=False, on_open=self._open
+                )
             self.equal = EqualPanel()
         self.nothing.set_visibility(False)
         live(self._partitions)
@@ -176,13 +201,15 @@ class _Browsing:
     def _controls(self) -> None:
         asked = self.asked
         with element("section", "card"), element("div", "row"):
-            self.partition = select("Partition", {"all": "All"}, "all").style("min-width: 110px; flex: 0 1 120px")
-            start = select("Begin with", _STARTS, "end").style("flex: 0 1 150px")
-            at = pieces.field("Offset or time").props('placeholder="1500, 2026-05-01T12:00, -15min"')
+            number = "all" if asked.partition is None else str(asked.partition)
+            self.partition = select("Partition", {"all": "All", number: number.capitalize()}, number)
+            self.partition.style("min-width: 110px; flex: 0 1 120px")
+            start = select("Begin with", _STARTS, asked.start).style("flex: 0 1 150px")
+            at = widgets.field("Offset or time", asked.at).props('placeholder="1500, 2026-05-01T12:00, -15min"')
             at.style("flex: 0 1 220px")
-            at.set_visibility(False)
-            limit = select("Show", _LIMITS, 50).style("flex: 0 0 96px")
-            where = pieces.field("Expression").props("placeholder='value.trip > 1000 and \"bus\" in key'")
+            at.set_visibility(asked.start in {"offset", "time"})
+            limit = select("Show", _LIMITS, asked.limit).style("flex: 0 0 96px")
+            where = widgets.field("Expression", asked.where).props("placeholder='value.trip > 1000 and \"bus\" in key'")
             where.style("flex: 1 1 240px")
             with ui.button(icon="filter_list", color=None).props('flat dense round aria-label="More filters"'):
                 self._filters()
@@ -215,7 +242,7 @@ class _Browsing:
                 ("Value contains", "contains", "text in the value's bytes"),
                 ("Header", "header", "name, or name=value"),
             ):
-                made = pieces.field(label).props(f'placeholder="{hint}" clearable')
+                made = widgets.field(label, getattr(asked, name)).props(f'placeholder="{hint}" clearable')
                 made.on_value_change(lambda event, name=name: setattr(asked, name, event.value or ""))
                 made.on("keydown.enter", self.load)
 
@@ -223,13 +250,15 @@ class _Browsing:
         topic = now.topics.get(self.topic)
         options = {"all": "All", **{str(p.partition): str(p.partition) for p in (topic.partitions if topic else ())}}
         if options != self.partition.options:
-            self.partition.set_options(options, value=self.partition.value)
+            known = self.partition.value if self.partition.value in options else "all"
+            self.partition.set_options(options, value=known)
 
     # -- pages --------------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
         """The records that the controls ask for."""
         self._stop()
+        self.asked.say(self.address)
         try:
             query = self.asked.query(self.topic)
         except HeadraceError as error:
@@ -271,7 +300,7 @@ class _Browsing:
         self.table.refresh()
         self.table.table.set_visibility(bool(found.records))
         self.nothing.set_visibility(not found.records)
-        told = words.plural(len(found.records), "record")
+        told = formatting.plural(len(found.records), "record")
         if query.filtered:
             told += f" of {found.looked_at:,} looked at"
             if not found.complete:
@@ -280,7 +309,7 @@ class _Browsing:
             told += f"; partition {', '.join(map(str, found.silent))} has no leader that answers"
         put(self.summary, told)
         self._log(found)
-        pieces.attribute(self.export, "href", self.asked.export(self.topic))
+        widgets.attribute(self.export, "href", self.asked.export(self.topic))
         begun = any((s.first or 0) > s.begin for s in found.spans)
         ended = any((s.next or 0) < s.high_watermark for s in found.spans)
         self.older.set_enabled(begun)
@@ -387,14 +416,14 @@ def look_into(record: BrowsedRecord) -> None:
     """All that is known of a record."""
     with dialog(f"{record.topic} / {record.partition} / {record.offset:,}", wide=True) as made:
         rows = [
-            ("Time", f"{words.moment(record.timestamp_ms)} ({record.timestamp_type} time)"),
+            ("Time", f"{formatting.moment(record.timestamp_ms, with_zone=True)} ({record.timestamp_type} time)"),
             ("Fate", f"{record.mark}: {_FATES[record.mark]}" + ("" if record.sure else " (as far as was looked)")),
-            ("Size", f"{words.size(record.size_bytes)} ({record.size_bytes:,} bytes of key and value)"),
+            ("Size", f"{formatting.size(record.size_bytes)} ({record.size_bytes:,} bytes of key and value)"),
         ]
         if record.batch is not None:
             first, last = record.batch
             rows.append(
-                ("Batch", f"offsets {first:,} to {last:,}, {words.size(record.batch_bytes)}, codec {record.codec}")
+                ("Batch", f"offsets {first:,} to {last:,}, {formatting.size(record.batch_bytes)}, codec {record.codec}")
             )
         if record.producer_id is not None:
             kind = "transactional" if record.transactional else "idempotent"
@@ -415,7 +444,7 @@ def look_into(record: BrowsedRecord) -> None:
 def _part(label: str, shown: Shown) -> None:
     told = _type(shown)
     if shown.cut:
-        told += f", {words.size(shown.size_bytes)}: only the beginning is shown"
+        told += f", {formatting.size(shown.size_bytes)}: only the beginning is shown"
     element("div", "muted", f"{label} · {told}")
     if shown.error:
         element("div", "problem", shown.error)
@@ -428,7 +457,7 @@ def _pretty(shown: Shown) -> str:
     if shown.kind in {"json", "schema"} and not shown.cut:
         try:
             return json.dumps(json.loads(shown.text), indent=2, ensure_ascii=False)
-        except ValueError:
+        except (ValueError, RecursionError):
             return shown.text
     return shown.text
 
@@ -455,13 +484,13 @@ def _row(record: BrowsedRecord) -> Row:
         "offset": f"{record.offset:,}",
         "offset_key": key,
         "partition": record.partition,
-        "time": words.short_moment(record.timestamp_ms),
+        "time": formatting.short_moment(record.timestamp_ms),
         "mark": record.mark if record.sure or record.mark == "unknown" else f"{record.mark}?",
         "mark_mark": record.mark,
         "key": _text(record.key)[:120] if record.mark != "control" else "",
         "type": _type(record.value) if record.mark != "control" else "",
         "value": _text(record.value)[:300],
-        "size": words.size(record.size_bytes) if record.mark != "control" else "",
+        "size": formatting.size(record.size_bytes) if record.mark != "control" else "",
     }
 
 
@@ -474,10 +503,10 @@ def produce(desk: Desk, topic: str) -> None:
     partitions = {"": "by key"} | {str(p.partition): str(p.partition) for p in (known.partitions if known else ())}
     with dialog(f"Produce to {topic}") as asking:
         with element("div", "fields"):
-            key = pieces.field("Key").props('placeholder="none"')
+            key = widgets.field("Key").props('placeholder="none"')
             partition = select("Partition", partitions, "")
         value = ui.textarea("Value").props("outlined dense stack-label autofocus rows=6").classes("mono")
-        headers = pieces.field("Headers").props('placeholder="source=console, kind=test"')
+        headers = widgets.field("Headers").props('placeholder="source=console, kind=test"')
         null = ui.switch("null: a tombstone, which deletes the key where a topic is compacted").props("dense")
         equal = EqualPanel()
         verdict = Verdict()
@@ -500,16 +529,8 @@ def produce(desk: Desk, topic: str) -> None:
         equal.show(desk.commands.produce(topic, key.value or None, text(), named(), chosen()))
 
     async def send() -> None:
-        body = text()
-        record = NewRecord(
-            topic,
-            None if body is None else body.encode(),
-            (key.value or "").encode() or None,
-            tuple((name, given.encode()) for name, given in named().items()),
-            chosen(),
-        )
         act.props("loading")
-        result = await attempt(lambda: desk.produce(record))
+        result = await attempt(lambda: desk.produce(NewRecord.of(topic, text(), key.value or None, named(), chosen())))
         act.props(remove="loading")
         if isinstance(result, HeadraceError):
             verdict.problem(result)

@@ -8,9 +8,10 @@ from typing import Any
 
 from nicegui import ui
 
-from headrace.console import pieces, words
-from headrace.console.desk import Desk
-from headrace.console.pieces import (
+from headrace.console import formatting, widgets
+from headrace.console.backend import Desk
+from headrace.console.tables import Column, Row, Table
+from headrace.console.widgets import (
     EqualPanel,
     Live,
     Verdict,
@@ -25,7 +26,6 @@ from headrace.console.pieces import (
     quoted,
     select,
 )  # fmt: skip
-from headrace.console.tables import Column, Row, Table
 from headrace.errors import HeadraceError
 from headrace.monitor.snapshot import Snapshot
 from headrace.transport.schemas import LEVELS, Schema, Version
@@ -51,9 +51,9 @@ def show(desk: Desk) -> None:
                 "subject": s.subject,
                 "subject_href": f"/schema?name={quoted(s.subject)}",
                 "kind": _KINDS.get(s.kind or "", s.kind or ""),
-                "versions": len(s.versions) if s.versions is not None else words.DASH,
-                "id": s.schema_id if s.schema_id is not None else words.DASH,
-                "level": s.level or words.DASH,
+                "versions": len(s.versions) if s.versions is not None else formatting.DASH,
+                "id": s.schema_id if s.schema_id is not None else formatting.DASH,
+                "level": s.level or formatting.DASH,
             }
             for s in desk.now.subjects or ()
         ]
@@ -64,9 +64,7 @@ def show(desk: Desk) -> None:
                   "headrace up --with registry")  # fmt: skip
             return
         with side:
-            pieces.field("Filter", on_change=lambda event: table.search(event.value or "")).props(
-                "clearable debounce=200"
-            )
+            widgets.search(live, lambda text: table.search(text))
             element("a", "link", "JSON", href="/api/schemas", target="_blank")
             button("Register schema", lambda: register(desk, ""), kind="primary", icon="add").set_enabled(
                 not desk.read_only
@@ -77,6 +75,7 @@ def show(desk: Desk) -> None:
             away = empty("cloud_off", "The registry does not answer", "What it knows is shown when it is back:",
                          "headrace start registry")  # fmt: skip
             table = Table(_LIST, rows, key="subject", sort="subject")
+            table.search(live.address.get("filter"))
 
     @live
     def refresh(now: Snapshot) -> None:
@@ -156,7 +155,7 @@ def register(desk: Desk, subject: str) -> None:
     """A form that checks a schema against the subject, and registers it."""
     with dialog("Check or register a schema", wide=True) as asking:
         with element("div", "fields"):
-            name = pieces.field("Subject", subject).props('placeholder="TOPIC-value"')
+            name = widgets.field("Subject", subject).props('placeholder="TOPIC-value"')
             kind = select("Type", _KINDS, "AVRO")
         text = (
             ui.textarea("Schema").props(f"outlined dense stack-label rows=12 placeholder='{_EXAMPLE}'").classes("mono")

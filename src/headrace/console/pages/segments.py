@@ -8,11 +8,11 @@ from typing import Any
 
 from nicegui import ui
 
-from headrace.console import storage, words
-from headrace.console.desk import Desk
-from headrace.console.pieces import Tile, Verdict, attempt, box, card, element, empty, select
+from headrace.console import formatting, storage
+from headrace.console.backend import Desk
 from headrace.console.storage import BatchView, SegmentView
 from headrace.console.tables import Column, Row, Table
+from headrace.console.widgets import Tile, Verdict, attempt, box, card, element, empty, select
 from headrace.errors import HeadraceError
 
 _SEGMENTS = (
@@ -90,7 +90,7 @@ class _Storage:
         self.segments = found
         self.table.refresh()
         total = sum(segment.size_bytes for segment in found)
-        self.files.show(words.count(len(found)), f"{words.size(total)} in log files")
+        self.files.show(formatting.count(len(found)), f"{formatting.size(total)} in log files")
         if found:
             await self._batches_of(chosen, found[-1].base_offset)
 
@@ -117,8 +117,8 @@ class _Storage:
         size = sum(batch.size_bytes for batch in batches)
         if not records:
             return
-        self.cost.show(words.size(size / records), f"of {words.plural(records, 'record')} looked at")
-        self.size.show(words.size(size / len(batches)), f"{records / len(batches):,.1f} records each")
+        self.cost.show(formatting.size(size / records), f"of {formatting.plural(records, 'record')} looked at")
+        self.size.show(formatting.size(size / len(batches)), f"{records / len(batches):,.1f} records each")
         codecs = sorted({batch.codec for batch in batches})
         plain = [batch for batch in batches if batch.plain_bytes]
         ratio = sum(b.plain_bytes or 0 for b in plain) / max(1, sum(b.size_bytes for b in plain)) if plain else None
@@ -131,9 +131,9 @@ class _Storage:
                 "base_key": s.base_offset,
                 "next": f"{s.next_offset:,}",
                 "file": s.file,
-                "size": words.size(s.size_bytes),
-                "index": words.size(s.index_bytes),
-                "young": words.moment(s.last_timestamp_ms) if s.last_timestamp_ms is not None else words.DASH,
+                "size": formatting.size(s.size_bytes),
+                "index": formatting.size(s.index_bytes),
+                "young": formatting.moment(s.last_timestamp_ms) if s.last_timestamp_ms is not None else formatting.DASH,
                 "fate": _fate(s),
             }
             for s in self.segments
@@ -145,11 +145,11 @@ class _Storage:
                 "base": b.base_offset,
                 "offsets": f"{b.base_offset:,} to {b.last_offset:,}",
                 "records": f"{b.records:,}",
-                "size": words.size(b.size_bytes),
-                "each": words.size(b.bytes_per_record),
+                "size": formatting.size(b.size_bytes),
+                "each": formatting.size(b.bytes_per_record),
                 "codec": b.codec,
-                "ratio": f"{b.ratio:.2f}" if b.ratio else words.DASH,
-                "producer": words.DASH if b.producer_id is None else f"{b.producer_id}, epoch {b.producer_epoch}",
+                "ratio": f"{b.ratio:.2f}" if b.ratio else formatting.DASH,
+                "producer": formatting.DASH if b.producer_id is None else f"{b.producer_id}, epoch {b.producer_epoch}",
                 "kind": "marker" if b.control else "transactional" if b.transactional else "plain",
             }
             for b in self.batches
@@ -162,5 +162,5 @@ def _fate(segment: SegmentView) -> str:
     if segment.removed_at_ms is None:
         return "stays"
     left = segment.removed_at_ms / 1000 - time.time()
-    when = f"in {words.span(left)}" if left > 0 else "at the next check"
+    when = f"in {formatting.span(left)}" if left > 0 else "at the next check"
     return f"goes {when}" + (", once it is rolled" if segment.active else "")

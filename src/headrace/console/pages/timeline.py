@@ -6,10 +6,10 @@ import time
 
 from nicegui import ui
 
-from headrace.console import pieces
+from headrace.console import widgets
+from headrace.console.backend import Desk
 from headrace.console.charts import AMBER, BLUE, RED, TEAL, VIOLET, Line, TimeChart
-from headrace.console.desk import Desk
-from headrace.console.pieces import EventList, Live, box, card, element, over_time, page
+from headrace.console.widgets import EventList, Live, box, card, element, over_time, page
 from headrace.monitor.events import Event
 
 _KINDS = {
@@ -17,11 +17,18 @@ _KINDS = {
     "group": "groups", "member": "members", "ownership": "ownership", "connector": "connectors", "schema": "schemas",
     "pipeline": "pipelines", "node": "nodes", "console": "the watch",
 }  # fmt: skip
+_LINES = (
+    ("records in", "in", BLUE),
+    ("records out", "out", TEAL),
+    ("lag", "lag", VIOLET),
+    ("partitions", "under_replicated", RED),
+)
 _COLOURS = {"error": RED, "warning": AMBER, "good": TEAL}
 
 
 def show(desk: Desk) -> None:
     live = Live(desk)
+    said = [kind for kind in live.address.get("kinds").split(",") if kind in _KINDS]
     with page("Timeline") as side:
         with side:
             element("a", "link", "JSON", href="/api/events", target="_blank")
@@ -35,36 +42,41 @@ def show(desk: Desk) -> None:
         with card("Events") as listed:
             events = EventList(most=300, long_time=True, nothing="Nothing has changed in this time.")
     with listed.default_slot.children[0], element("span", "side"):
-        words = pieces.field("Filter").props("clearable debounce=200").style("min-width: 160px")
+        words = (
+            widgets.field("Filter", live.address.get("filter"))
+            .props("clearable debounce=200")
+            .style("min-width: 160px")
+        )
         kinds = (
-            ui.select(_KINDS, multiple=True, label="Kinds", value=[])
+            ui.select(_KINDS, multiple=True, label="Kinds", value=said)
             .props("outlined dense stack-label options-dense use-chips clearable")
             .style("min-width: 200px")
         )
 
-    def draw(range_s: int) -> None:
-        since = time.time() - range_s
-        wanted = [kind for kind in kinds.value or [] if kind in _KINDS]
+    def read(range_s: int) -> tuple[list[Event], list[Line]]:
+        since, text = time.time() - range_s, live.address.get("filter").lower()
+        wanted = [kind for kind in live.address.get("kinds").split(",") if kind in _KINDS]
         found = desk.history.events(since=since, kinds=wanted, most=300)
-        text = (words.value or "").lower()
-        if text:
-            found = [event for event in found if text in event.text.lower()]
         series = desk.history.series
-        flow.show(
-            [
-                Line("records in", series("cluster", "", "in", since=since), BLUE),
-                Line("records out", series("cluster", "", "out", since=since), TEAL),
-            ],
-            range_s,
-            _marks(found),
-        )
-        lag.show([Line("lag", series("cluster", "", "lag", since=since), VIOLET)], range_s)
-        behind.show([Line("partitions", series("cluster", "", "under_replicated", since=since), RED)], range_s)
-        events.show(found)
+        return [event for event in found if text in event.text.lower()], [
+            Line(name, series("cluster", "", metric, since=since), colour) for name, metric, colour in _LINES
+        ]
 
-    redraw = over_time(made, live, draw)
-    words.on_value_change(lambda _: redraw())
-    kinds.on_value_change(lambda _: redraw())
+    def draw(found: tuple[list[Event], list[Line]], range_s: int) -> None:
+        happened, lines = found
+        flow.show(lines[:2], range_s, _marks(happened))
+        lag.show(lines[2:3], range_s)
+        behind.show(lines[3:], range_s)
+        events.show(happened)
+
+    look = over_time(made, live, read, draw)
+
+    async def chosen() -> None:
+        live.address.put(filter=words.value, kinds=",".join(kinds.value or ()))
+        await look()
+
+    words.on_value_change(chosen)
+    kinds.on_value_change(chosen)
 
 
 def _marks(events: list[Event]) -> list[tuple[float, str, str]]:

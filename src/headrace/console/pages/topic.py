@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from nicegui import ui
 
-from headrace.console import words
+from headrace.console import formatting
+from headrace.console.backend import Desk
 from headrace.console.charts import BLUE, TEAL, VIOLET, Line, TimeChart
-from headrace.console.desk import Desk
 from headrace.console.pages import records, segments
 from headrace.console.pages.topics import health
-from headrace.console.pieces import (
+from headrace.console.tables import Column, Row, Table
+from headrace.console.widgets import (
     EqualPanel,
     EventList,
     Live,
@@ -34,8 +36,8 @@ from headrace.console.pieces import (
     over_time,
     page,
     quoted,
+    traces,
 )  # fmt: skip
-from headrace.console.tables import Column, Row, Table
 from headrace.errors import HeadraceError
 from headrace.monitor.snapshot import PartitionView, Snapshot, TopicView
 from headrace.transport.topics import TopicDescription
@@ -47,10 +49,11 @@ _PARTITIONS = (
     Column("isr", "In sync", "mono"),
     Column("begin", "Begin", "number", wide=True),
     Column("end", "End", "number"),
-    Column("records", "Records", "number"),
+    Column("offsets", "Offsets", "number"),
     Column("bytes", "Bytes", "number"),
     Column("copies", "Bytes of each copy", "mono", wide=True),
 )
+_TABS = ("Partitions", "Records", "Settings", "Readers", "Segments", "Events")
 _READERS = (
     Column("reader", "Reader", "link"),
     Column("kind", "Kind"),
@@ -73,10 +76,16 @@ def show(desk: Desk, name: str) -> None:
 
 
 def _tabs(desk: Desk, name: str, live: Live) -> None:
+    said = live.address.get("tab")
     with ui.tabs().props("dense align=left no-caps").classes("tabs-line") as tabs:
-        for label in ("Partitions", "Records", "Settings", "Readers", "Segments", "Events"):
+        for label in _TABS:
             ui.tab(label)
-    with ui.tab_panels(tabs, value="Partitions").props("keep-alive").classes("w-full"):
+    panels = ui.tab_panels(
+        tabs,
+        value=said if said in _TABS else _TABS[0],
+        on_change=lambda event: live.address.put(tab=event.value if event.value != _TABS[0] else None),
+    )
+    with panels.props("keep-alive").classes("w-full"):
         with ui.tab_panel("Partitions"), box("stack"):
             _charts(desk, name, live)
             _partitions(desk, name, live)
@@ -90,7 +99,7 @@ def _tabs(desk: Desk, name: str, live: Live) -> None:
             segments.show(desk, name)
         with ui.tab_panel("Events"), card():
             events = EventList(most=100, long_time=True, nothing="Nothing has happened to this topic.")
-            live(lambda _: events.show(desk.history.events(topic=name, most=100)))
+            live.past(lambda: desk.history.events(topic=name, most=100), events.show)
 
 
 def _buttons(desk: Desk, name: str) -> None:
@@ -105,25 +114,42 @@ def _buttons(desk: Desk, name: str) -> None:
 def _tiles(desk: Desk, name: str, live: Live) -> None:
     with box("tiles"):
         flow_in, out = Tile("Records in", spark=True), Tile("Records out", spark=True)
-        stored, held = Tile("Stored", spark=True), Tile("Records")
+        stored, held = Tile("Stored", spark=True), Tile("Offsets")
         replicas = Tile("Replicas")
+
+    counted: dict[int, int | None] = {}
+
+    async def count() -> None:
+        topic = desk.now.topics.get(name)
+        if topic is not None and topic.offsets not in counted:
+            found = await attempt(lambda: desk.count_records(name))
+            if not isinstance(found, HeadraceError):
+                counted.clear()
+                counted.update([found])
+
+    ui.timer(0.05, count, once=True)
+    ui.timer(5.0, count)
 
     @live
     def show(now: Snapshot) -> None:
         topic = now.topics.get(name)
         if topic is None:
             return
-        flow_in.show(words.rate(topic.in_per_s), words.byte_rate(topic.in_bytes_per_s))
-        out.show(words.rate(topic.out_per_s), "read by groups")
-        each = topic.size_bytes / topic.records if topic.size_bytes and topic.records else None
-        stored.show(words.size(topic.size_bytes), f"{words.size(topic.stored_bytes)} with all copies")
-        held.show(words.count(topic.records), f"{words.size(each)} each on average" if each else "offsets in use")
+        flow_in.show(formatting.rate(topic.in_per_s), formatting.byte_rate(topic.in_bytes_per_s))
+        out.show(formatting.rate(topic.out_per_s), "read by groups")
+        stored.show(formatting.size(topic.size_bytes), f"{formatting.size(topic.stored_bytes)} with all copies")
+        held.show(formatting.count(topic.offsets), _in_records(topic, counted))
         text, kind = health(topic)
-        note = f"{words.plural(len(topic.partitions), 'partition')}, {topic.replication} copies"
+        note = f"{formatting.plural(len(topic.partitions), 'partition')}, {topic.replication} copies"
         replicas.show(text, note, kind if kind in {"warn", "bad"} else "")
-        since = time.time() - 900
-        for tile, metric in ((flow_in, "in"), (out, "out"), (stored, "bytes")):
-            tile.trace(desk.history.series("topic", name, metric, since=since, most=60))
+
+    traces(live, "topic", name, {"in": flow_in, "out": out, "bytes": stored})
+
+
+def _in_records(topic: TopicView, counted: Mapping[int, int | None]) -> str:
+    """How many records the offsets stand for, if they were counted."""
+    records = counted.get(topic.offsets or 0)
+    return "of records and markers" if records is None else formatting.plural(records, "record")
 
 
 def _charts(desk: Desk, name: str, live: Live) -> None:
@@ -133,18 +159,16 @@ def _charts(desk: Desk, name: str, live: Live) -> None:
         with card("Bytes stored"):
             stored = TimeChart("bytes", label="Bytes stored over time")
 
-    def draw(range_s: int) -> None:
-        since = time.time() - range_s
-        rates.show(
-            [
-                Line("in", desk.history.series("topic", name, "in", since=since), BLUE),
-                Line("out", desk.history.series("topic", name, "out", since=since), TEAL),
-            ],
-            range_s,
-        )
-        stored.show([Line("bytes", desk.history.series("topic", name, "bytes", since=since), VIOLET)], range_s)
+    def read(range_s: int) -> list[Line]:
+        series, since = desk.history.series, time.time() - range_s
+        colours = {"in": BLUE, "out": TEAL, "bytes": VIOLET}
+        return [Line(metric, series("topic", name, metric, since=since), colour) for metric, colour in colours.items()]
 
-    over_time(rates_card, live, draw)
+    def draw(lines: list[Line], range_s: int) -> None:
+        rates.show(lines[:2], range_s)
+        stored.show(lines[2:], range_s)
+
+    over_time(rates_card, live, read, draw)
 
 
 def _partitions(desk: Desk, name: str, live: Live) -> None:
@@ -165,15 +189,15 @@ def _partition_row(p: PartitionView) -> Row:
         "_leader": p.leader,
         "replicas": ", ".join(map(str, p.replicas)),
         "isr": ", ".join(map(str, p.isr)),
-        "begin": words.count(p.begin),
+        "begin": formatting.count(p.begin),
         "_begin": p.begin,
-        "end": words.count(p.end),
+        "end": formatting.count(p.end),
         "_end": p.end,
-        "records": words.count(p.records),
-        "_records": p.records,
-        "bytes": words.size(p.size_bytes),
+        "offsets": formatting.count(p.offsets),
+        "_offsets": p.offsets,
+        "bytes": formatting.size(p.size_bytes),
         "_bytes": p.size_bytes,
-        "copies": "  ".join(f"{b}: {words.size(s)}" for b, s in zip(p.replicas, p.replica_bytes, strict=False)),
+        "copies": "  ".join(f"{b}: {formatting.size(s)}" for b, s in zip(p.replicas, p.replica_bytes, strict=False)),
     }
 
 
@@ -194,9 +218,9 @@ def _settings(desk: Desk, name: str) -> None:
         return [
             {
                 "setting": key,
-                "value": "(hidden)" if config.sensitive else words.setting(key, config.value),
+                "value": "(hidden)" if config.sensitive else formatting.setting(key, config.value),
                 "source": config.source,
-                "default": words.setting(key, config.default),
+                "default": formatting.setting(key, config.default),
             }
             for key, config in (found.configs.items() if found else ())
             if chosen["all"] or config.source not in {"default"} or key in {"cleanup.policy", "retention.ms"}
@@ -236,7 +260,7 @@ def _readers(desk: Desk, name: str, live: Live) -> None:
                 found.append(
                     {
                         "reader": group.group, "reader_href": group_href(group.group), "kind": "group",
-                        "state": group.state, "lag": words.count(lag), "_lag": lag, "late": words.span(late),
+                        "state": group.state, "lag": formatting.count(lag), "_lag": lag, "late": formatting.span(late),
                         "_late": late,
                     }
                 )  # fmt: skip
@@ -245,11 +269,11 @@ def _readers(desk: Desk, name: str, live: Live) -> None:
                 lag_of = sum(o.lag or 0 for o in pipeline.offsets if o.topic == name)
                 found.append(
                     {"reader": pipeline.name, "reader_href": "/pipelines", "kind": "pipeline", "state": pipeline.state,
-                     "lag": words.count(lag_of), "_lag": lag_of, "late": words.DASH}
+                     "lag": formatting.count(lag_of), "_lag": lag_of, "late": formatting.DASH}
                 )  # fmt: skip
         found += [
-            {"reader": c.name, "reader_href": "/connectors", "kind": "connector", "state": c.state, "lag": words.DASH,
-             "late": words.DASH}
+            {"reader": c.name, "reader_href": "/connectors", "kind": "connector", "state": c.state,
+             "lag": formatting.DASH, "late": formatting.DASH}
             for c in now.connectors or ()
             if c.kind == "sink" and name in c.topics
         ]  # fmt: skip
@@ -326,8 +350,9 @@ def _alter(desk: Desk, name: str) -> None:
 def _held(topic: TopicView | None) -> str:
     if topic is None:
         return ""
-    return f"{words.plural(len(topic.partitions), 'partition')}, {words.count(topic.records)} records, " + words.size(
-        topic.size_bytes
+    return (
+        f"{formatting.plural(len(topic.partitions), 'partition')}, up to {formatting.count(topic.offsets)} records, "
+        + formatting.size(topic.size_bytes)
     )
 
 

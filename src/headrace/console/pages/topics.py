@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from nicegui import ui
 
-from headrace.console import words
-from headrace.console.desk import Desk
-from headrace.console.pieces import (
+from headrace.console import formatting
+from headrace.console.backend import Desk
+from headrace.console.tables import Column, Row, Table
+from headrace.console.widgets import (
     EqualPanel,
     Live,
     State,
@@ -25,13 +25,13 @@ from headrace.console.pieces import (
     number,
     page,
     pairs,
+    search,
     spark_path,
     topic_href,
 )  # fmt: skip
-from headrace.console.tables import Column, Row, Table
 from headrace.errors import HeadraceError
 from headrace.monitor.snapshot import Snapshot, TopicView
-from headrace.transport.topics import NewTopic
+from headrace.transport.topics import NewTopic, is_topic_name
 
 _COLUMNS = (
     Column("topic", "Topic", "link"),
@@ -41,7 +41,7 @@ _COLUMNS = (
     Column("spark", "In, last 15 min", "spark", wide=True),
     Column("in", "In", "number"),
     Column("out", "Out", "number", wide=True),
-    Column("records", "Records", "number", wide=True),
+    Column("offsets", "Offsets", "number", wide=True),
     Column("bytes", "Stored", "number"),
 )
 
@@ -60,7 +60,7 @@ def health(topic: TopicView) -> tuple[str, State]:
 
 def show(desk: Desk) -> None:
     live = Live(desk)
-    chosen = {"internal": False}
+    chosen = {"internal": live.address.get("internal") == "yes"}
     table: Table
 
     def rows() -> list[Row]:
@@ -68,13 +68,13 @@ def show(desk: Desk) -> None:
 
     def show_internal(event: Any) -> None:
         chosen["internal"] = bool(event.value)
+        live.address.put(internal="yes" if event.value else None)
         table.refresh()
 
     with page("Topics") as side:
         with side:
-            search = field("Filter", on_change=lambda event: table.search(event.value or ""))
-            search.props('clearable debounce=200 data-filter="1"')
-            ui.switch("Kafka's own", on_change=show_internal).props("dense")
+            search(live, lambda text: table.search(text))
+            ui.switch("Kafka's own", value=chosen["internal"], on_change=show_internal).props("dense")
             element("a", "link", "JSON", href="/api/topics", target="_blank")
             create = button("Create topic", lambda: create_topic(desk), kind="primary", icon="add")
             create.set_enabled(not desk.read_only)
@@ -83,7 +83,9 @@ def show(desk: Desk) -> None:
                 "topic", "No topics yet", "Create the first one with the button above, or in a terminal:",
                 "headrace topic create orders --partitions 3",
             )  # fmt: skip
-            table = Table(_COLUMNS, rows, key="topic", sort="topic", dress=sparks(desk, "topic", "topic", "in"))
+            table = Table(_COLUMNS, rows, key="topic", sort="topic")
+            table.search(live.address.get("filter"))
+            sparks(live, table, "topic", "in")
 
     @live
     def refresh(now: Snapshot) -> None:
@@ -93,15 +95,18 @@ def show(desk: Desk) -> None:
         table.table.set_visibility(has_any)
 
 
-def sparks(desk: Desk, kind: str, key: str, metric: str) -> Callable[[Sequence[Row]], None]:
-    """Adds the last quarter of an hour to the rows that are shown."""
+def sparks(live: Live, table: Table, kind: str, metric: str) -> None:
+    """The rows that are shown have their last quarter of an hour beside them."""
 
-    def dress(rows: Sequence[Row]) -> None:
-        found = desk.history.many(kind, [row[key] for row in rows], metric, since=time.time() - 900, most=40)
-        for row in rows:
-            row["spark"] = spark_path(found[row[key]])
+    def read() -> dict[str, str]:
+        found = live.desk.history.many(kind, table.shown, metric, since=time.time() - 900, most=40)
+        return {name: spark_path(points) for name, points in found.items()}
 
-    return dress
+    def show(found: dict[str, str]) -> None:
+        table.sparks = found
+        table.refresh()
+
+    table.on_turn = live.past(read, show)
 
 
 def _row(topic: TopicView) -> Row:
@@ -114,13 +119,13 @@ def _row(topic: TopicView) -> Row:
         "_health": topic.offline * 10_000 + topic.under_replicated,
         "partitions": len(topic.partitions),
         "replication": topic.replication,
-        "in": words.rate(topic.in_per_s),
+        "in": formatting.rate(topic.in_per_s),
         "_in": topic.in_per_s,
-        "out": words.rate(topic.out_per_s),
+        "out": formatting.rate(topic.out_per_s),
         "_out": topic.out_per_s,
-        "records": words.count(topic.records),
-        "_records": topic.records,
-        "bytes": words.size(topic.size_bytes),
+        "offsets": formatting.count(topic.offsets),
+        "_offsets": topic.offsets,
+        "bytes": formatting.size(topic.size_bytes),
         "_bytes": topic.size_bytes,
     }
 
@@ -186,9 +191,7 @@ def _name_problem(text: str) -> str | None:
         return "a topic needs a name"
     if len(name) > 249:
         return "at most 249 characters"
-    if name in {".", ".."} or any(not (c.isascii() and (c.isalnum() or c in "._-")) for c in name):
-        return "letters, digits, . _ and - only"
-    return None
+    return None if is_topic_name(name) else "letters, digits, . _ and - only"
 
 
 def _whole(value: float | None) -> int | None:
@@ -207,7 +210,7 @@ async def _summary(desk: Desk, name: str) -> None:
         rows = [
             ("Partitions", str(len(found.partitions))),
             ("Replication", str(found.replication)),
-            *((key, words.setting(key, found.configs[key].value)) for key in SUMMARY if key in found.configs),
+            *((key, formatting.setting(key, found.configs[key].value)) for key in SUMMARY if key in found.configs),
         ]
         pairs(rows)
         with element("div", "row end"):

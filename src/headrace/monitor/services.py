@@ -7,7 +7,7 @@ hangs holds up nothing but itself. What has been found last is there to be read 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -16,9 +16,9 @@ import psutil
 from headrace.cluster import Cluster
 from headrace.errors import HeadraceError
 from headrace.monitor.snapshot import ConnectorView, SubjectView, TaskView
+from headrace.runtime.periodic import Rounds
 from headrace.runtime.process import memory_bytes
-from headrace.runtime.rounds import Rounds
-from headrace.transport.connectors import Connectors
+from headrace.transport.connectors import Connectors, topics_of, waiting
 from headrace.transport.schemas import Registry
 
 T = TypeVar("T")
@@ -57,8 +57,15 @@ class _Clock:
 class NeighbourWatch(Rounds):
     """Looks at what stands beside the brokers."""
 
-    def __init__(self, cluster: Cluster | None, registry: Registry | None, connectors: Connectors | None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster | None,
+        registry: Registry | None,
+        connectors: Connectors | None,
+        topics: Callable[[], Collection[str]],
+    ) -> None:
         super().__init__("neighbours")
+        self.topics = topics
         self.cluster = cluster
         self.registry = registry
         self.worker = connectors
@@ -108,6 +115,7 @@ class NeighbourWatch(Rounds):
     def _look_at_connectors(self) -> tuple[ConnectorView, ...]:
         if self.worker is None:
             return ()
+        topics = self.topics()
         return tuple(
             ConnectorView(
                 name=status.name,
@@ -116,13 +124,9 @@ class NeighbourWatch(Rounds):
                 worker=status.worker,
                 tasks=tuple(TaskView(task=t.task, state=t.state, worker=t.worker, trace=t.trace) for t in status.tasks),
                 connector_class=config.get("connector.class"),
-                topics=tuple(
-                    name.strip()
-                    for key in ("topic", "topics")
-                    for name in (config.get(key) or "").split(",")
-                    if name.strip()
-                ),
+                topics=topics_of(config),
                 trace=status.trace,
+                waiting=waiting(status.kind, config, topics) if topics and status.state == "RUNNING" else None,
             )
             for status, config in self.worker.everything()
         )

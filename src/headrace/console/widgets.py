@@ -7,14 +7,16 @@ no value is ever put into a script.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlencode
 
 from nicegui import ui
 
-from headrace.console import words
+from headrace.console import formatting
 from headrace.console.commands import Equal
 from headrace.errors import HeadraceError
 from headrace.monitor.events import Event
@@ -24,7 +26,7 @@ from headrace.monitor.snapshot import Snapshot
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.console.desk import Desk
+    from headrace.console.backend import Desk
 
 T = TypeVar("T")
 State = Literal["good", "warn", "bad", "none"]
@@ -32,12 +34,38 @@ State = Literal["good", "warn", "bad", "none"]
 _TICK_S = 0.5
 
 
+class Address:
+    """What the address of the page says behind its `?`: tab, filter, range. Whoever opens it later sees the same."""
+
+    def __init__(self) -> None:
+        self._router = ui.context.client.sub_pages_router
+        self._path, _, query = self._router.current_path.partition("?")
+        self._said = dict(parse_qsl(query))
+
+    def get(self, name: str, otherwise: str = "") -> str:
+        return self._said.get(name, otherwise)
+
+    def put(self, **said: str | None) -> None:
+        """The address says so from now on; what is empty is left out."""
+        wanted = {name: value for name, value in {**self._said, **said}.items() if value}
+        # A browser that is on its way to another page would be called back.
+        if wanted == self._said or self._router.current_path.partition("?")[0] != self._path:
+            return
+        self._said = wanted
+        query = urlencode(self._said)
+        address = json.dumps(f"{self._path}?{query}" if query else self._path)
+        self._router.current_path = json.loads(address)
+        ui.run_javascript(f'history.replaceState({{page: {address}}}, "", {address})')
+
+
 class Live:
     """Calls what is registered with every new snapshot, and once at the beginning, as long as the page is open."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
+        self.address = Address()
         self._shown: list[Callable[[Snapshot], None]] = []
+        self._looks: list[Callable[[], Awaitable[None]]] = []
         self._at = 0.0
         ui.timer(_TICK_S, self._tick)
 
@@ -46,12 +74,27 @@ class Live:
         show(self.desk.now)
         return show
 
-    def _tick(self) -> None:
+    def past(self, read: Callable[[], T], show: Callable[[T], None]) -> Callable[[], Awaitable[None]]:
+        """With every snapshot `read` looks into the past, in a thread, and `show` gets what it found.
+
+        Returns what does so at once.
+        """
+
+        async def look() -> None:
+            show(await asyncio.to_thread(read))
+
+        self._looks.append(look)
+        return look
+
+    async def _tick(self) -> None:
         now = self.desk.now
-        if now.at != self._at:
-            self._at = now.at
-            for show in self._shown:
-                show(now)
+        if now.at == self._at:
+            return
+        self._at = now.at
+        for show in self._shown:
+            show(now)
+        for look in self._looks:
+            await look()
 
 
 # -- text -------------------------------------------------------------------------------------------------------
@@ -135,7 +178,9 @@ def card(title: str | None = None, classes: str = "") -> Iterator[ui.element]:
 @contextmanager
 def page(title: str, sub: str | None = None, *, crumb: tuple[str, str] | None = None) -> Iterator[ui.element]:
     """A page with its heading; yields the place for buttons at the right of it."""
-    with element("main", "page", id="content"):
+    ui.page_title(f"{title} · headrace")
+    # The framework's own element around it is the main landmark.
+    with element("div", "page", id="content"):
         with element("div", "head"):
             with element("div", "grow"):
                 if crumb:
@@ -180,7 +225,7 @@ class Tile:
     def __init__(self, label: str, *, spark: bool = False) -> None:
         with element("div", "tile") as self.box:
             element("div", "label", label)
-            self._value = element("div", "value", words.DASH)
+            self._value = element("div", "value", formatting.DASH)
             self._note = element("div", "note", "")
             self._spark = Spark() if spark else None
 
@@ -287,7 +332,8 @@ class EventList:
                 element("div", "muted", self.nothing)
             for event in chosen:
                 with element("div", "event long-time" if self.long_time else "event", data_level=event.level):
-                    element("span", "at", words.clock(event.at))
+                    at = formatting.clock(event.at) + (f" {formatting.zone(event.at)}" if self.long_time else "")
+                    element("span", "at", at, title=formatting.exact(event.at))
                     ui.icon(_ICONS.get(event.kind, "circle"))
                     element("span", "what", event.text)
 
@@ -356,14 +402,14 @@ class EqualPanel:
         put(self._text, getattr(self._equal, name) if self._equal else "")
 
 
-def toggle(options: Sequence[tuple[str, str]], chosen: str, on_choose: Callable[[str], None]) -> None:
+def toggle(options: Sequence[tuple[str, str]], chosen: str, on_choose: Callable[[str], Awaitable[None]]) -> None:
     """One of a few, always visible."""
     buttons: dict[str, ui.element] = {}
 
-    def choose(name: str) -> None:
+    async def choose(name: str) -> None:
         for each, button in buttons.items():
             attribute(button, "aria-pressed", "true" if each == name else "false")
-        on_choose(name)
+        await on_choose(name)
 
     with element("div", "toggle", role="group"):
         for name, label in options:
@@ -391,6 +437,7 @@ def dialog(title: str, *, wide: bool = False) -> Iterator[ui.dialog]:
     """
     with _page_here(), ui.dialog() as made, element("q-card", f"dialog{' wide' if wide else ''}"):
         element("h2", text=title)
+        made._props["aria-label"] = title
         yield made
     made.on("hide", lambda: made.delete())
     made.open()
@@ -442,6 +489,17 @@ def field(label: str, value: str = "", **settings: Any) -> ui.input:
     )
 
 
+def search(live: Live, on_search: Callable[[str], None]) -> ui.input:
+    """A field that filters a list; the address of the page says by what."""
+
+    def changed(event: Any) -> None:
+        live.address.put(filter=event.value)
+        on_search(event.value or "")
+
+    made = field("Filter", live.address.get("filter"), on_change=changed)
+    return made.props('clearable debounce=200 data-filter="1"')
+
+
 def number(label: str, value: float | None = None, **settings: Any) -> ui.number:
     return (
         ui.number(label, value=value, format="%d", **settings)
@@ -458,24 +516,44 @@ def select(label: str, options: Any, value: Any = None, **settings: Any) -> ui.s
     )
 
 
-def over_time(of_card: ui.element, live: Live, draw: Callable[[int], None]) -> Callable[[], None]:
-    """A switch at the right of a card's title: `draw` is told how many seconds to look back, with every snapshot.
+def over_time(
+    of_card: ui.element, live: Live, read: Callable[[int], T], show: Callable[[T, int], None], name: str = "range"
+) -> Callable[[], Awaitable[None]]:
+    """A switch at the right of a card's title: `read` is told how many seconds to look back, `show` gets what it found.
 
-    Returns what draws again at once.
+    The address of the page says by this name which one was chosen. Returns what looks again at once.
     """
     from headrace.console.charts import FIRST_RANGE, RANGES
 
-    chosen = FIRST_RANGE
+    said = live.address.get(name)
+    chosen = said if said in RANGES else FIRST_RANGE
 
-    def choose(name: str) -> None:
+    async def choose(wanted: str) -> None:
         nonlocal chosen
-        chosen = name
-        redraw()
-
-    def redraw() -> None:
-        draw(RANGES[chosen])
+        chosen = wanted
+        live.address.put(**{name: wanted if wanted != FIRST_RANGE else None})
+        await look()
 
     with of_card.default_slot.children[0], element("span", "side"):
         toggle([(name, name) for name in RANGES], chosen, choose)
-    live(lambda _: redraw())
-    return redraw
+
+    def read_chosen() -> tuple[T, int]:
+        range_s = RANGES[chosen]
+        return read(range_s), range_s
+
+    look = live.past(read_chosen, lambda found: show(*found))
+    return look
+
+
+def traces(live: Live, kind: str, name: str, tiles: Mapping[str, Tile]) -> None:
+    """The tiles show what their metrics were in the last quarter of an hour."""
+
+    def read() -> dict[str, list[Point]]:
+        series, since = live.desk.history.series, time.time() - 900
+        return {metric: series(kind, name, metric, since=since, most=60) for metric in tiles}
+
+    def show(found: dict[str, list[Point]]) -> None:
+        for metric, tile in tiles.items():
+            tile.trace(found[metric])
+
+    live.past(read, show)

@@ -70,12 +70,25 @@ def clock(at: float) -> str:
     return moment.strftime("%H:%M:%S" if today else "%d %b %H:%M:%S")
 
 
-def moment(timestamp_ms: int) -> str:
-    """`2026-05-01 14:03:07.123`, local time."""
+def zone(at: float) -> str:
+    """`UTC`, `CEST`: the time zone in which times are shown here."""
+    return datetime.fromtimestamp(at).astimezone().tzname() or "local time"
+
+
+def exact(at: float) -> str:
+    """`2026-05-01 14:03:07 CEST (+02:00)`."""
+    moment = datetime.fromtimestamp(at).astimezone()
+    offset = moment.strftime("%z")
+    return f"{moment:%Y-%m-%d %H:%M:%S} {zone(at)} ({offset[:3]}:{offset[3:]})"
+
+
+def moment(timestamp_ms: int, *, with_zone: bool = False) -> str:
+    """`2026-05-01 14:03:07.123`, local time; `CEST` behind it if wanted."""
     if timestamp_ms < 0:
         return DASH
     try:
-        return datetime.fromtimestamp(timestamp_ms / 1000).strftime("%Y-%m-%d %H:%M:%S.") + f"{timestamp_ms % 1000:03d}"
+        at = datetime.fromtimestamp(timestamp_ms / 1000).astimezone()
+        return f"{at:%Y-%m-%d %H:%M:%S}.{timestamp_ms % 1000:03d}" + (f" {at.tzname()}" if with_zone else "")
     except (ValueError, OverflowError, OSError):
         return f"{timestamp_ms} ms"
 

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from headrace.cluster import Cluster
 from headrace.console.commands import Commands
-from headrace.errors import Failed, UsageError
+from headrace.errors import Failed, NotAllowed, NotFound, UsageError
 from headrace.monitor.events import Event
 from headrace.monitor.history import History
 from headrace.monitor.look import Target
@@ -22,11 +23,11 @@ from headrace.monitor.sampler import Sampler
 from headrace.monitor.snapshot import NodeView, Snapshot
 from headrace.transport.admin import Admin
 from headrace.transport.browse import Browser
-from headrace.transport.connectors import Connectors, ConnectorStatus, SettingError
+from headrace.transport.connectors import Connectors, ConnectorStatus, SettingError, without_secrets
 from headrace.transport.groups import Groups, PlannedOffset, ResetTo
-from headrace.transport.looks import Look
+from headrace.transport.render import Look
 from headrace.transport.schemas import LEVELS, Level, Registry, Schema, Verdict
-from headrace.transport.topics import Cleaned, NewTopic, TopicDescription
+from headrace.transport.topics import Cleaned, Elected, NewTopic, TopicDescription
 
 T = TypeVar("T")
 
@@ -45,6 +46,20 @@ class NewRecord:
     headers: tuple[tuple[str, bytes], ...] = ()
     partition: int | None = None
 
+    @classmethod
+    def of(
+        cls, topic: str, value: str | None, key: str | None, headers: Mapping[str, str], partition: int | None
+    ) -> NewRecord:
+        """The record of these texts, as UTF-8."""
+        try:
+            value_bytes, key_bytes = (None if text is None else text.encode() for text in (value, key))
+            named = {name.encode().decode(): text.encode() for name, text in headers.items()}
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                "the record is not text", why=f"UTF-8 has no place for {error.object[error.start]!r}"
+            ) from None
+        return cls(topic, value_bytes, key_bytes, tuple(named.items()), partition)
+
 
 class Desk:
     """One console's view of one Kafka."""
@@ -60,7 +75,14 @@ class Desk:
             foreign=target.cluster is None,
             registry=target.registry.url if target.registry else None,
             connect=target.connectors.url if target.connectors else None,
+            connect_token=self._connect_token(),
         )
+
+    def _connect_token(self) -> Path | None:
+        """Where the token for the cluster's own worker stands; another worker has none of ours."""
+        cluster, worker = self.target.cluster, self.target.connectors
+        own = cluster and worker and worker.url == cluster.spec.url("connect")
+        return cluster.home.node("connect") / "token" if own and cluster else None
 
     @property
     def now(self) -> Snapshot:
@@ -93,6 +115,11 @@ class Desk:
     def describe_topic(self, name: str) -> TopicDescription:
         return self.admin.describe(name)
 
+    def count_records(self, name: str) -> tuple[int, int | None]:
+        """The offsets in use, and how many records they stand for; None if the topic is too large to be counted."""
+        found = self.describe_topic(name)
+        return found.offsets or 0, self.browser.count(found)
+
     def create_topic(self, topic: NewTopic) -> None:
         self.change(lambda: self.admin.create_topics([topic]))
 
@@ -106,8 +133,11 @@ class Desk:
 
     def delete_topic(self, name: str) -> None:
         if name.startswith("__"):
-            raise UsageError(f"{name} is one of Kafka's own topics", why="groups or transactions would be lost with it")
+            raise NotAllowed(f"{name} is one of Kafka's own topics", why="groups or transactions would be lost with it")
         self.change(lambda: self.admin.delete_topics([name]))
+
+    def elect_preferred(self) -> Elected:
+        return self.change(self.admin.elect_preferred)
 
     # -- records ------------------------------------------------------------------------------------------------
 
@@ -118,9 +148,7 @@ class Desk:
     def _deliver(self, record: NewRecord) -> tuple[int, int]:
         topic = self.admin.topic(record.topic)
         if record.partition is not None and record.partition >= len(topic.partitions):
-            raise UsageError(
-                f"{record.topic} has no partition {record.partition}", why=f"it has {len(topic.partitions)}"
-            )
+            raise NotFound(f"{record.topic} has no partition {record.partition}", why=f"it has {len(topic.partitions)}")
         producer = self.target.connection.producer({"message.timeout.ms": int(_DELIVERY_S * 1000)})
         told: list[Any] = []
         chosen: dict[str, Any] = {} if record.partition is None else {"partition": record.partition}
@@ -168,21 +196,21 @@ class Desk:
         """The node of that name, if there are nodes here."""
         found = next((node for node in self.now.nodes if node.name == name), None)
         if found is None:
-            raise UsageError(f"there is no node {name!r} here", why="nodes are known of a cluster of this machine only")
+            raise NotFound(f"there is no node {name!r} here", why="nodes are known of a cluster of this machine only")
         return found
 
     def node_action(self, verb: str, name: str) -> None:
         """The node was started, stopped, killed, paused or resumed."""
+        self._require_writable()
         cluster = self._cluster()
         if verb not in NODE_VERBS:
             raise UsageError(f"{verb!r} cannot be done to a node", why=f"possible are {', '.join(NODE_VERBS)}")
         if self.node(name).name == "console":
-            raise UsageError("the console does not stop itself", hint=f"headrace {verb} console")
+            raise NotAllowed("the console does not stop itself", hint=f"headrace {verb} console")
         words = {"start": "started", "stop": "stopped", "restart": "restarted", "kill": "killed", "pause": "paused",
                  "resume": "resumed"}  # fmt: skip
         event = Event(at=time.time(), kind="node", level="info", text=f"{name} is to be {words[verb]} from the console")
         method: Callable[[str], None] = getattr(cluster, verb)
-        self._require_writable()
         self.history.add_events([event])
         self.change(lambda: method(name))
 
@@ -196,7 +224,7 @@ class Desk:
     @property
     def registry(self) -> Registry:
         if self.target.registry is None:
-            raise UsageError("there is no schema registry here", hint="headrace up --with registry")
+            raise NotFound("there is no schema registry here", hint="headrace up --with registry")
         return self.target.registry
 
     def check_schema(self, subject: str, schema: Schema) -> Verdict:
@@ -221,7 +249,7 @@ class Desk:
     @property
     def connectors(self) -> Connectors:
         if self.target.connectors is None:
-            raise UsageError("there is no Connect worker here", hint="headrace up --with connect")
+            raise NotFound("there is no Connect worker here", hint="headrace up --with connect")
         return self.target.connectors
 
     def validate_connector(self, config: Mapping[str, str]) -> tuple[SettingError, ...]:
@@ -229,6 +257,13 @@ class Desk:
 
     def create_connector(self, name: str, config: Mapping[str, str]) -> ConnectorStatus:
         return self.change(lambda: self.connectors.create(name, config))
+
+    def connector_config(self, name: str) -> dict[str, str]:
+        """The settings of a connector, without its secrets."""
+        return without_secrets(self.connectors.config(name))
+
+    def alter_connector(self, name: str, changes: Mapping[str, str | None]) -> ConnectorStatus:
+        return self.change(lambda: self.connectors.alter(name, changes))
 
     def connector_action(self, verb: str, name: str) -> ConnectorStatus | None:
         if verb not in CONNECTOR_VERBS:
@@ -240,7 +275,7 @@ class Desk:
 
     def _require_writable(self) -> None:
         if self.read_only:
-            raise UsageError("this console is read-only", hint="start it without --read-only to change things here")
+            raise NotAllowed("this console is read-only", hint="start it without --read-only to change things here")
 
     def change(
         self, change: Callable[[], T], *, told: str | None = None, topic: str | None = None, group: str | None = None
