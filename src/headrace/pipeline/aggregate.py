@@ -13,17 +13,19 @@ The third way, Spark's own stateful operator, lies in `watermark.py`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headrace.pipeline import groups
 from headrace.pipeline.counted import Counted
 from headrace.pipeline.declaration import Aggregate, Declaration, Sink
 from headrace.pipeline.delta_sink import has_written, is_table, note_of
+from headrace.pipeline.demands import wants
 from headrace.pipeline.ledger import SinkCount
-from headrace.pipeline.sinks import Batch, shape, without_identity
+from headrace.pipeline.sinks import Batch, shape, wanted, without_identity
 
 #: How a partial result of the table (t) and of the batch (s) become one.
 _MERGED = {
@@ -39,23 +41,21 @@ _ALIASES = {"any": "bool_or", "some": "bool_or", "every": "bool_and", "mean": "a
 _WINDOW = ("window_start", "window_end")
 
 
-def check(spark: SparkSession, declaration: Declaration, rows: DataFrame) -> None:
-    """Every aggregate of the declaration can be computed from such rows; `rows` is empty."""
-    from pyspark.errors import PySparkException
+def taken(sink: Sink, rows: DataFrame, declaration: Declaration) -> DataFrame:
+    """The rows that the sink looks at: those of the batch, or, to compute anew, as the table of rows takes them."""
+    assert sink.aggregate is not None
+    if sink.aggregate.mode != "recompute":
+        return rows
+    return without_identity(shape(declaration.base, rows))
 
-    from headrace.pipeline.flow import in_words
 
-    for sink in declaration.sinks:
-        if sink.aggregate is None or sink.aggregate.step is not None:
-            continue
-        try:
-            if sink.aggregate.mode == "merge":
-                plan = _plan(spark, declaration, sink.aggregate)
-                _partial(rows, declaration, sink.aggregate, plan)
-            else:
-                computed(rows, declaration, sink.aggregate)
-        except PySparkException as error:
-            raise declaration.wrong(in_words(error), "into", "aggregate") from None
+def made(sink: Sink, rows: DataFrame, declaration: Declaration) -> DataFrame:
+    """What becomes of rows that the sink has selected: the columns of its table."""
+    assert sink.aggregate is not None
+    if sink.aggregate.mode == "merge":
+        plan = _plan(rows.sparkSession, declaration, sink)
+        return _mergeable(rows, declaration, sink.aggregate, plan)
+    return computed(rows, declaration, sink.aggregate)
 
 
 def write(sink: Sink, rows: DataFrame, batch: Batch) -> SinkCount:
@@ -65,14 +65,18 @@ def write(sink: Sink, rows: DataFrame, batch: Batch) -> SinkCount:
     path = batch.declaration.resolve(sink.target)
     writer = batch.writer_of(path)
     if batch.replaying and has_written(batch.spark, path, writer, batch.number):
-        return SinkCount(sink.name, batch.written, batch.written, replayed=True)
-    wanted = rows.where(sink.where) if sink.where else rows
-    counted = Counted(wanted)
-    if aggregate.mode == "merge":
-        _merge(path, counted.frame, batch, aggregate, writer)
-    else:
-        _recompute(path, counted.frame, batch, aggregate, writer)
-    return SinkCount(sink.name, counted.rows if sink.where else batch.written, counted.rows)
+        return batch.took(sink, None)
+    counted = Counted(rows.where(wants(batch.declaration, sink)))
+    given = shape(sink, taken(sink, counted.frame, batch.declaration))
+    change, suspects = (_merge, _merge_suspects) if aggregate.mode == "merge" else (_recompute, _recompute_suspects)
+    try:
+        change(sink, given, batch, writer)
+    except Exception as error:
+        said = groups.thrown(error)
+        if said is None:
+            raise
+        raise groups.failure(sink, batch, said, *suspects(sink, given, batch)) from None
+    return batch.took(sink, counted.rows)
 
 
 # -- merge -----------------------------------------------------------------------------------------------------------
@@ -97,45 +101,78 @@ class _Plan:
     #: The declared values that are no part by themselves, as expressions over the parts.
     finals: dict[str, str]
 
+    @property
+    def merged(self) -> dict[str, str]:
+        """Each column of the table, as what it holds (t) and what the batch brings (s) make it."""
+        parts = {part.column: part.merged for part in self.parts}
+        finals = dict(self.finals)
+        for name in finals:
+            for column, formula in parts.items():
+                finals[name] = finals[name].replace(f"`{column}`", f"({formula})")
+        return {**parts, **finals}
 
-def _plan(spark: SparkSession, declaration: Declaration, aggregate: Aggregate) -> _Plan:
+    def only(self, names: tuple[str, ...]) -> _Plan:
+        """What is needed for those values."""
+        finals = {name: text for name, text in self.finals.items() if name in names}
+        needed = [p for p in self.parts if p.column in names or any(f"`{p.column}`" in t for t in finals.values())]
+        return _Plan(tuple(needed), finals)
+
+
+def _plan(spark: SparkSession, declaration: Declaration, sink: Sink) -> _Plan:
+    assert sink.aggregate is not None
     parts: list[_Part] = []
     finals: dict[str, str] = {}
-    for name, text in aggregate.values.items():
-        calls = _calls(spark, text)
-        if not calls:
-            raise declaration.wrong(f"{name} = {text!r} aggregates nothing", "into", hint="sum, count, min, max, avg …")
-        whole = len(calls) == 1 and (calls[0][1], calls[0][2]) == (0, len(text)) and calls[0][0] in _MERGED
-        if whole:
-            parts.append(_Part(name, text, calls[0][0]))
+    at = (*declaration.path_of(sink), "aggregate", "values")
+    for name, text in sink.aggregate.values.items():
+        found = calls(spark, text)
+        if not found:
+            raise declaration.wrong(
+                f"{name} = {text!r} aggregates nothing", *at, name, hint="sum, count, min, max, avg …"
+            )
+        if len(found) == 1 and (found[0].start, found[0].end) == (0, len(text)) and found[0].function in _MERGED:
+            parts.append(_Part(name, text, found[0].function))
             continue
-        for function, start, end in reversed(calls):
-            made = _parts_of(function, text[start:end], f"_{name}_{len(parts)}", declaration)
-            parts.extend(made)
-            put = f"`{made[0].column}`" if len(made) == 1 else f"try_divide(`{made[0].column}`, `{made[1].column}`)"
-            text = text[:start] + put + text[end:]
+        for call in reversed(found):
+            column, said = f"_{name}_{len(parts)}", text[call.start : call.end]
+            new = _parts_of(call.function, said, column)
+            if not new:
+                raise declaration.wrong(
+                    f"{said} cannot be merged", *at, name,
+                    why="what the table holds and what a batch brings must add up to the result",
+                    hint=f'mode = "recompute" takes any aggregate; merge takes {", ".join([*_MERGED, "avg"])}',
+                )  # fmt: skip
+            parts.extend(new)
+            put = f"`{new[0].column}`" if len(new) == 1 else f"try_divide(`{new[0].column}`, `{new[1].column}`)"
+            text = text[: call.start] + put + text[call.end :]
         finals[name] = text
     return _Plan(tuple(parts), finals)
 
 
-def _parts_of(function: str, text: str, column: str, declaration: Declaration) -> list[_Part]:
+def _parts_of(function: str, text: str, column: str) -> list[_Part]:
+    """The parts that make up the call; none if it cannot be merged."""
     if function == "avg":
         inside = text[text.index("(") + 1 : text.rindex(")")]
         return [_Part(f"{column}_sum", f"sum({inside})", "sum"), _Part(f"{column}_count", f"count({inside})", "count")]
     if function not in _MERGED or re.search(r"\(\s*distinct\b", text, re.IGNORECASE):
-        raise declaration.wrong(
-            f"{text} cannot be merged", "into",
-            why="what the table holds and what a batch brings must add up to the result",
-            hint=f'mode = "recompute" takes any aggregate; merge takes {", ".join([*_MERGED, "avg"])}',
-        )  # fmt: skip
+        return []
     return [_Part(column, text, function)]
 
 
-def _calls(spark: SparkSession, text: str) -> list[tuple[str, int, int]]:
-    """The aggregate calls in an expression, with where each begins and ends in its text."""
+@dataclass(frozen=True)
+class Call:
+    """A call of an aggregate function: where it begins and ends in its expression, and as Spark's parser sees it."""
+
+    function: str
+    start: int
+    end: int
+    node: Any
+
+
+def calls(spark: SparkSession, text: str) -> list[Call]:
+    """The aggregate calls in an expression."""
     parser = spark._jsparkSession.sessionState().sqlParser()
     registry = spark._jsparkSession.sessionState().functionRegistry()
-    found: list[tuple[str, int, int]] = []
+    found: list[Call] = []
 
     def visit(node: Any) -> None:
         if node.getClass().getSimpleName() == "UnresolvedFunction":
@@ -143,14 +180,14 @@ def _calls(spark: SparkSession, text: str) -> list[tuple[str, int, int]]:
             name = _ALIASES.get(name, name)
             if name in _MERGED or name == "avg" or _is_aggregate(spark, registry, name):
                 origin = node.origin()
-                found.append((name, origin.startIndex().get(), origin.stopIndex().get() + 1))
+                found.append(Call(name, origin.startIndex().get(), origin.stopIndex().get() + 1, node))
                 return
         children = node.children()
         for at in range(children.size()):
             visit(children.apply(at))
 
     visit(parser.parseExpression(text))
-    return sorted(found, key=lambda call: call[1])
+    return sorted(found, key=lambda call: call.start)
 
 
 def _is_aggregate(spark: SparkSession, registry: Any, name: str) -> bool:
@@ -161,9 +198,14 @@ def _is_aggregate(spark: SparkSession, registry: Any, name: str) -> bool:
     return bool(known.isDefined() and known.get().getGroup() == "agg_funcs")
 
 
-def _partial(rows: DataFrame, declaration: Declaration, aggregate: Aggregate, plan: _Plan) -> DataFrame:
+def _mergeable(rows: DataFrame, declaration: Declaration, aggregate: Aggregate, plan: _Plan) -> DataFrame:
+    """The rows aggregated by themselves, with the parts that the next merge needs."""
     grouped = _grouped(rows, declaration, aggregate)
-    return _window_apart(grouped.agg(*[F.expr(part.text).alias(part.column) for part in plan.parts]), aggregate)
+    parts = _window_apart(grouped.agg(*[F.expr(part.text).alias(part.column) for part in plan.parts]), aggregate)
+    whole = parts.withColumns({name: F.expr(text) for name, text in plan.finals.items()})
+    # What was declared comes first; the parts that only the next merge needs stand at the end.
+    hidden = [name for name in whole.columns if name.startswith("_")]
+    return whole.select(*[F.col(f"`{name}`") for name in (*_keys(aggregate), *aggregate.values, *hidden)])
 
 
 def _grouped(rows: DataFrame, declaration: Declaration, aggregate: Aggregate) -> Any:
@@ -191,29 +233,41 @@ def _keys(aggregate: Aggregate) -> tuple[str, ...]:
     return aggregate.by + (_WINDOW if aggregate.window else ())
 
 
-def _merge(path: str, rows: DataFrame, batch: Batch, aggregate: Aggregate, writer: str) -> None:
-    plan = _plan(batch.spark, batch.declaration, aggregate)
-    source = _partial(rows, batch.declaration, aggregate, plan)
-    source = source.withColumns({name: F.expr(text) for name, text in plan.finals.items()})
-    keys = _keys(aggregate)
-    # What was declared comes first; the parts that only the next merge needs stand at the end.
-    hidden = [name for name in source.columns if name.startswith("_")]
-    source = source.select(*[F.col(f"`{name}`") for name in (*keys, *aggregate.values, *hidden)])
-    on = " and ".join(f"t.`{key}` <=> s.`{key}`" for key in keys) or "true"
-    merged = {part.column: part.merged for part in plan.parts}
-    update = [f"t.`{column}` = {text}" for column, text in merged.items()]
-    for name, text in plan.finals.items():
-        for column, formula in merged.items():
-            text = text.replace(f"`{column}`", f"({formula})")
-        update.append(f"t.`{name}` = {text}")
-    actions = f"when matched then update set {', '.join(update)} when not matched then insert *"
-    _merge_into(path, source, f"on {on} {actions}", batch, writer)
+def _merge(sink: Sink, rows: DataFrame, batch: Batch, writer: str) -> None:
+    assert sink.aggregate is not None
+    plan = _plan(batch.spark, batch.declaration, sink)
+    source = _mergeable(rows, batch.declaration, sink.aggregate, plan)
+    update = ", ".join(f"t.`{column}` = {text}" for column, text in plan.merged.items())
+    actions = f"when matched then update set {update} when not matched then insert *"
+    _merge_into(sink, source, f"on {_same(sink.aggregate)} {actions}", batch, writer)
 
 
-def _merge_into(path: str, source: DataFrame, clauses: str, batch: Batch, writer: str) -> None:
+def _same(aggregate: Aggregate) -> str:
+    """That a row of the table and one of the batch have the same key."""
+    return " and ".join(f"t.`{key}` <=> s.`{key}`" for key in _keys(aggregate)) or "true"
+
+
+def _merge_suspects(sink: Sink, rows: DataFrame, batch: Batch) -> tuple[DataFrame, groups.Computed]:
+    """The rows, and what those values of some of them become together with what the table holds."""
+    aggregate, path = sink.aggregate, batch.declaration.resolve(sink.target)
+    assert aggregate is not None
+    plan = _plan(batch.spark, batch.declaration, sink)
+
+    def merged(some: DataFrame, names: tuple[str, ...]) -> DataFrame:
+        part, only = plan.only(names), replace(aggregate, values={name: aggregate.values[name] for name in names})
+        source = _mergeable(some, batch.declaration, only, part).alias("s")
+        if not is_table(batch.spark, path):
+            return source
+        table = batch.spark.read.format("delta").load(path).alias("t")
+        return source.join(table, F.expr(_same(aggregate)), "left").select("s.*", *map(F.expr, part.merged.values()))
+
+    return rows, merged
+
+
+def _merge_into(sink: Sink, source: DataFrame, clauses: str, batch: Batch, writer: str) -> None:
     """One MERGE, remembered in the table's log under the batch's number."""
-    spark = source.sparkSession
-    _ensure_table(path, source.drop("_op"), spark)
+    spark, path = source.sparkSession, batch.declaration.resolve(sink.target)
+    _ensure_table(path, source.drop("_op"), sink.partition_by)
     view = f"headrace_batch_{abs(hash(path))}"
     source.createOrReplaceTempView(view)
     conf = {
@@ -231,24 +285,24 @@ def _merge_into(path: str, source: DataFrame, clauses: str, batch: Batch, writer
         spark.catalog.dropTempView(view)
 
 
-def _ensure_table(path: str, like: DataFrame, spark: SparkSession) -> None:
+def _ensure_table(path: str, like: DataFrame, partition_by: tuple[str, ...]) -> None:
+    spark = like.sparkSession
     if not is_table(spark, path):
-        spark.createDataFrame([], like.schema).write.format("delta").mode("append").save(path)
+        write = spark.createDataFrame([], like.schema).write.format("delta").partitionBy(*partition_by)
+        write.mode("append").save(path)
 
 
 # -- recompute -------------------------------------------------------------------------------------------------------
 
 
-def _recompute(path: str, rows: DataFrame, batch: Batch, aggregate: Aggregate, writer: str) -> None:
-    declaration = batch.declaration
-    base = next(sink for sink in declaration.sinks if sink.kind == "delta" and not sink.aggregate)
+def _recompute(sink: Sink, rows: DataFrame, batch: Batch, writer: str) -> None:
+    declaration, aggregate = batch.declaration, sink.aggregate
+    assert aggregate is not None
     # Counted and small: the keys of a batch, kept because MERGE looks at them twice.
-    touched = shape(base, rows).select(*aggregate.by).distinct().persist()
+    touched = rows.select(*aggregate.by).distinct().persist()
     try:
         touched.count()
-        all_rows = batch.spark.read.format("delta").load(declaration.resolve(base.target))
-        on = [all_rows[key].eqNullSafe(touched[key]) for key in aggregate.by]
-        made = computed(all_rows.join(touched, on, "left_semi"), declaration, aggregate)
+        made = computed(_rows_of(touched, sink, batch), declaration, aggregate)
         source = made.withColumn("_op", F.lit("insert")).unionByName(
             touched.withColumn("_op", F.lit("delete")), allowMissingColumns=True
         )
@@ -257,9 +311,28 @@ def _recompute(path: str, rows: DataFrame, batch: Batch, aggregate: Aggregate, w
         values = ", ".join(f"s.`{name}`" for name in made.columns)
         remove = f"when matched then delete when not matched and s._op = 'insert' then insert ({columns})"
         clauses = f"on s._op = 'delete' and {same} {remove} values ({values})"
-        _merge_into(path, source, clauses, batch, writer)
+        _merge_into(sink, source, clauses, batch, writer)
     finally:
         touched.unpersist()
+
+
+def _rows_of(touched: DataFrame, sink: Sink, batch: Batch) -> DataFrame:
+    """All rows of those keys, from the table of rows."""
+    table = batch.spark.read.format("delta").load(batch.declaration.resolve(batch.declaration.base.target))
+    rows = shape(sink, wanted(sink, table))
+    return rows.join(touched, [rows[key].eqNullSafe(touched[key]) for key in touched.columns], "left_semi")
+
+
+def _recompute_suspects(sink: Sink, rows: DataFrame, batch: Batch) -> tuple[DataFrame, groups.Computed]:
+    """All rows of the keys, and what those values of some of them are."""
+    aggregate = sink.aggregate
+    assert aggregate is not None
+
+    def anew(some: DataFrame, names: tuple[str, ...]) -> DataFrame:
+        only = {name: aggregate.values[name] for name in names}
+        return computed(some, batch.declaration, replace(aggregate, values=only))
+
+    return _rows_of(rows.select(*aggregate.by).distinct(), sink, batch), anew
 
 
 def computed(rows: DataFrame, declaration: Declaration, aggregate: Aggregate) -> DataFrame:

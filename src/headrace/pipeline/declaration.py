@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from headrace.config import place, read_document, unknown_key
-from headrace.errors import ConfigError, UsageError
+from headrace.errors import ConfigError, NotFound
 
 Action = Literal["dead", "drop", "warn", "fail"]
 Format = Literal["json", "csv", "text", "avro", "json-schema", "protobuf"]
@@ -28,6 +28,8 @@ Kind = Literal["delta", "parquet", "topic", "console"]
 Mode = Literal["merge", "watermark", "recompute"]
 #: A step in Python: gets a DataFrame, gives a DataFrame.
 Step = Callable[[Any], Any]
+#: Where something stands in a declaration; a number says which one of several sinks.
+Keys = tuple[str | int, ...]
 
 _SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|millisecond|s|second|min|minute|h|hour|d|day|week)s?\s*")
 _SECONDS = {
@@ -72,7 +74,7 @@ class Aggregate:
 
     `merge` adds each batch's partial results to the table: right for rows however late. `watermark` is Spark's own
     stateful operator: bounded state, final rows, late rows set apart. `recompute` computes a key's rows anew from the
-    first sink whenever new ones come: any SQL, window functions too.
+    first table of rows whenever new ones come: any SQL, window functions too.
     """
 
     by: tuple[str, ...]
@@ -156,19 +158,34 @@ class Declaration:
         """Relative paths in the declaration begin here."""
         return self.file.parent if self.file else Path.cwd()
 
-    def place(self, *path: str) -> str:
+    def place(self, *path: str | int) -> str:
         """`headrace.toml, line 7`, or the names alone when the declaration was made in Python."""
         if self.file is None:
-            return f"pipeline {self.name}, {'.'.join(path)}"
+            return f"pipeline {self.name}, {'.'.join(map(str, path))}"
         return place(self.file, ("pipelines", self.name, *path))
 
-    def wrong(self, problem: str, *path: str, why: str | None = None, hint: str | None = None) -> ConfigError:
+    def wrong(self, problem: str, *path: str | int, why: str | None = None, hint: str | None = None) -> ConfigError:
         """The error for something in this declaration, with its place."""
         return ConfigError(f"{self.place(*path)}: {problem}", why=why, hint=hint)
+
+    def path_of(self, sink: Sink) -> tuple[str, int]:
+        """Where the sink is declared, for `wrong` and `place`."""
+        return "into", next(at for at, known in enumerate(self.sinks) if known is sink)
+
+    @property
+    def base(self) -> Sink:
+        """The sink whose rows an aggregate of mode recompute is computed from: the first table of rows."""
+        return next(sink for sink in self.sinks if sink.kind == "delta" and not sink.aggregate)
 
     def resolve(self, target: str) -> str:
         """A path of the declaration as Spark takes it: absolute, unless it names a file system of its own."""
         return target if "://" in target else str((self.folder / target).absolute())
+
+    def location(self, kind: str, target: str) -> str:
+        """What a sink or the dead letters write to, the same text for the same thing."""
+        if kind in {"topic", "console"}:
+            return f"{kind} {target}"
+        return target.rstrip("/") if "://" in target else str(Path(self.resolve(target)).resolve())
 
     @property
     def needs_registry(self) -> bool:
@@ -195,17 +212,17 @@ def read(file: Path, name: str) -> Declaration:
     return _Reader(file, name, tables[name]).read()
 
 
-def _no_such(file: Path, name: str, known: tuple[str, ...]) -> UsageError:
+def _no_such(file: Path, name: str, known: tuple[str, ...]) -> NotFound:
     import difflib
 
     near = difflib.get_close_matches(name, known, n=1)
     if not known:
-        return UsageError(
+        return NotFound(
             f"there is no pipeline {name!r}",
             why=f"{file} declares none" if file.is_file() else f"there is no file {file}",
             hint="a [pipelines.NAME] table in headrace.toml declares one; examples are in docs/pipelines.md",
         )
-    return UsageError(
+    return NotFound(
         f"there is no pipeline {name!r}",
         why=f"{file.name} declares {', '.join(known)}",
         hint=f"did you mean {near[0]}?" if near else "headrace pipeline list",
@@ -237,28 +254,30 @@ class _Reader:
         for needed in ("from", "into"):
             if needed not in self.table:
                 raise self.error((), f"{needed} is missing", hint='from = "TOPIC" and into = { delta = "FOLDER" }')
+        if self.table["from"] == []:
+            raise self.error(("from",), "from names no topic", hint='from = "TOPIC"')
         select, select_step = self._select()
         where = self.table.get("where")
         declaration = Declaration(
             name=self.name,
-            topics=self._words("from"),
-            start=self._text("start", "beginning"),
+            topics=self._words(self.table["from"], ("from",), "a topic, or a list of topics"),
+            start=str(self.table.get("start", "beginning")),
             decode=self._decode(),
             select=select,
             select_step=select_step,
-            where=None if isinstance(where, dict) else self._text("where", None),
+            where=None if isinstance(where, dict) else self._text(self.table, ("where",)),
             where_step=self._step(("where",), where) if isinstance(where, dict) else None,
             rules=self._rules(),
-            event_time=self._text("event_time", None),
-            watermark=self._span("watermark"),
+            event_time=self._text(self.table, ("event_time",)),
+            watermark=self._span(self.table, ("watermark",)),
             deduplicate=self._deduplicate(),
             sinks=self._sinks(),
             dead_letters=self._dead_letters(),
             trigger=self._trigger(),
             max_records_per_batch=self._whole("max_records_per_batch", 1_000_000),
-            spark=self._properties("spark"),
-            kafka=self._properties("kafka"),
-            checkpoint=self._text("checkpoint", None),
+            spark=self._properties(self.table, ("spark",)),
+            kafka=self._properties(self.table, ("kafka",)),
+            checkpoint=self._text(self.table, ("checkpoint",)),
             file=self.file,
         )
         check(declaration)
@@ -287,23 +306,17 @@ class _Reader:
                 ("decode",), f"{kind} needs to know the fields",
                 hint=f'decode = {{ {kind} = "id long, name string" }}, in Spark\'s DDL',
             )  # fmt: skip
-        options = {str(k): _plain(v) for k, v in self._table(table.get("options", {}), ("decode", "options")).items()}
-        reader = table.get("reader")
-        return Decode(kind, schema if isinstance(schema, str) else None, options, reader)
+        if schema is not None and not isinstance(schema, str):
+            raise self.error(("decode", kind), f"{kind} is {schema!r}", hint="a subject of the registry, as text")
+        return Decode(
+            kind, schema, self._properties(table, ("decode", "options")), self._text(table, ("decode", "reader"))
+        )
 
     def _select(self) -> tuple[dict[str, str], Step | None]:
         given = self._table(self.table.get("select", {}), ("select",))
         if set(given) == {"python"}:
             return {}, self._step(("select",), given)
-        for name, expression in given.items():
-            if not isinstance(expression, str):
-                raise self.error(("select", name), f"select.{name} is {expression!r}", hint="a SQL expression, as text")
-            if name.startswith("_"):
-                raise self.error(
-                    ("select", name), f"select.{name} begins with an underscore",
-                    why="such names are the record's own: _topic, _partition, _offset, _timestamp, _key, _headers",
-                )  # fmt: skip
-        return dict(given), None
+        return self._expressions(given, ("select",)), None
 
     def _rules(self) -> tuple[Rule, ...]:
         rules = []
@@ -325,59 +338,58 @@ class _Reader:
         listed = given if isinstance(given, list) else [given]
         if not listed:
             raise self.error(("into",), "into names no sink")
-        sinks = [self._sink(self._table(entry, ("into",))) for entry in listed]
+        sinks = [self._sink(self._table(entry, ("into", at)), ("into", at)) for at, entry in enumerate(listed)]
         if "aggregate" in self.table:
             if len(sinks) != 1 or sinks[0].aggregate:
                 raise self.error(
                     ("aggregate",), "an aggregate beside several sinks does not say which one it is for",
                     hint="write the aggregate into the sink: [[pipelines.NAME.into]] delta = … aggregate = …",
                 )  # fmt: skip
-            whole = {**_as_table(listed[0]), "aggregate": self.table["aggregate"]}
-            sinks = [self._sink(whole)]
+            sinks = [replace(sinks[0], aggregate=self._aggregate(self.table["aggregate"], ("aggregate",)))]
         return tuple(sinks)
 
-    def _sink(self, table: dict[str, Any]) -> Sink:
+    def _sink(self, table: dict[str, Any], at: Keys) -> Sink:
         kinds = get_args(Kind)
-        self._only(table, ("into",), (*kinds, "select", "where", "aggregate", "partition_by", "key", "format"))
+        self._only(table, at, (*kinds, "select", "where", "aggregate", "partition_by", "key", "format"))
         named = [name for name in table if name in kinds]
         if len(named) != 1:
-            raise self.error(("into",), f"a sink names {len(named) or 'no'} places", hint=f"one of {', '.join(kinds)}")
+            raise self.error(at, f"a sink names {len(named) or 'no'} places", hint=f"one of {', '.join(kinds)}")
         kind = cast(Kind, named[0])
         target = table[kind]
         if kind == "console":
             target = "console"
         if not isinstance(target, str) or not target:
-            raise self.error(("into", kind), f"{kind} is {target!r}", hint="a path or a name, as text")
+            raise self.error((*at, kind), f"{kind} is {target!r}", hint="a path or a name, as text")
         shape = table.get("format", "json")
-        if shape not in {"json", "avro"} or ("format" in table and kind != "topic"):
-            raise self.error(("into", "format"), f"format is {shape!r}", hint="json or avro, of a topic")
-        aggregate = self._aggregate(table["aggregate"]) if "aggregate" in table else None
+        if shape not in ("json", "avro") or ("format" in table and kind != "topic"):
+            raise self.error((*at, "format"), f"format is {shape!r}", hint="json or avro, of a topic")
+        for key, owners in (("key", ("topic",)), ("partition_by", ("delta", "parquet"))):
+            if key in table and kind not in owners:
+                raise self.error((*at, key), f"{key} belongs to a {' or '.join(owners)}", hint=f"the sink is a {kind}")
         return Sink(
             kind, target,
-            select={n: str(e) for n, e in self._table(table.get("select", {}), ("into", "select")).items()},
-            where=table.get("where"), aggregate=aggregate, partition_by=_words(table.get("partition_by", ())),
-            key=table.get("key"), format=shape,
+            select=self._expressions(self._table(table.get("select", {}), (*at, "select")), (*at, "select")),
+            where=self._text(table, (*at, "where")),
+            aggregate=self._aggregate(table["aggregate"], (*at, "aggregate")) if "aggregate" in table else None,
+            partition_by=self._words(table.get("partition_by", ()), (*at, "partition_by")),
+            key=self._text(table, (*at, "key")), format=shape,
         )  # fmt: skip
 
-    def _aggregate(self, given: Any) -> Aggregate:
-        at = ("into", "aggregate") if "aggregate" not in self.table else ("aggregate",)
+    def _aggregate(self, given: Any, at: Keys) -> Aggregate:
         table = self._table(given, at)
         self._only(table, at, ("by", "values", "window", "slide", "session", "mode", "python"))
-        by = _words(table.get("by", ()))
+        by = self._words(table.get("by", ()), (*at, "by"))
         step = self._step(at, table) if "python" in table else None
         mode: Mode = table.get("mode", "recompute" if step else "merge")
         if mode not in get_args(Mode):
             raise self.error((*at, "mode"), f"unknown mode {mode!r}", hint=f"one of {', '.join(get_args(Mode))}")
-        values = {n: str(e) for n, e in self._table(table.get("values", {}), (*at, "values")).items()}
+        values = self._expressions(self._table(table.get("values", {}), (*at, "values")), (*at, "values"))
         if not values and step is None:
             raise self.error(at, "the aggregate has no values", hint='values = { revenue = "sum(total)" }')
         return Aggregate(by, values, self._window(table, at), mode, step)
 
-    def _window(self, table: dict[str, Any], at: tuple[str, ...]) -> Window | None:
-        spans = {key: table.get(key) for key in ("window", "slide", "session")}
-        for key, text in spans.items():
-            if text is not None:
-                self._check_span(text, (*at, key))
+    def _window(self, table: dict[str, Any], at: Keys) -> Window | None:
+        spans = {key: self._span(table, (*at, key)) for key in ("window", "slide", "session")}
         if spans["session"]:
             if spans["window"]:
                 raise self.error((*at, "session"), "window and session exclude each other")
@@ -390,12 +402,15 @@ class _Reader:
         given = self.table.get("deduplicate")
         if given is None:
             return None
-        if not isinstance(given, dict):
-            return Deduplicate(_words(given))
-        self._only(given, ("deduplicate",), ("by", "within"))
-        if "within" in given:
-            self._check_span(given["within"], ("deduplicate",))
-        return Deduplicate(_words(given.get("by", ())), given.get("within"))
+        table = given if isinstance(given, dict) else {"by": given}
+        self._only(table, ("deduplicate",), ("by", "within"))
+        by = self._words(table.get("by", ()), ("deduplicate", "by"))
+        if not by:
+            raise self.error(
+                ("deduplicate",), "deduplicate names no column", why="all rows would be the same",
+                hint='deduplicate = ["id"]: rows with the same id are the same',
+            )  # fmt: skip
+        return Deduplicate(by, self._span(table, ("deduplicate", "within")))
 
     def _dead_letters(self) -> DeadLetters | None:
         given = self.table.get("dead_letters")
@@ -406,44 +421,59 @@ class _Reader:
         if len(table) != 1:
             raise self.error(("dead_letters",), "dead letters go to one place", hint='"TOPIC" or { table = "FOLDER" }')
         ((kind, target),) = table.items()
-        return DeadLetters(cast(Literal["topic", "table"], kind), str(target))
+        if not isinstance(target, str) or not target:
+            raise self.error(("dead_letters",), f"the {kind} is {target!r}", hint="a topic or a folder, as text")
+        return DeadLetters(cast(Literal["topic", "table"], kind), target)
 
     def _trigger(self) -> Trigger:
-        given = self._text("trigger", "once")
-        if given in {"once", "realtime"}:
+        given = self.table.get("trigger", "once")
+        if given in ("once", "realtime"):
             return Trigger(given)
-        self._check_span(given, ("trigger",))
-        return Trigger("every", span_s(str(given)))
+        return Trigger("every", span_s(str(self._span(self.table, ("trigger",)))))
 
     # -- kinds of value ----------------------------------------------------------------------------------------------
 
-    def error(self, path: tuple[str, ...], problem: str, *, why: str | None = None, hint: str | None = None) -> Any:
+    def error(self, path: Keys, problem: str, *, why: str | None = None, hint: str | None = None) -> Any:
         where = place(self.file, ("pipelines", self.name, *path))
         return ConfigError(f"{where}: {problem}", why=why, hint=hint)
 
-    def _only(self, table: Mapping[str, Any], path: tuple[str, ...], known: tuple[str, ...]) -> None:
+    def _only(self, table: Mapping[str, Any], path: Keys, known: tuple[str, ...]) -> None:
         for key in table:
             if key not in known:
                 raise unknown_key(self.file, ("pipelines", self.name, *path, key), known)
 
-    def _table(self, given: Any, path: tuple[str, ...]) -> dict[str, Any]:
+    def _table(self, given: Any, path: Keys) -> dict[str, Any]:
         if not isinstance(given, dict):
-            raise self.error(path, f"{'.'.join(path) or self.name} is {given!r}", hint="a table is expected")
+            raise self.error(path, f"{_dotted(path) or self.name} is {given!r}", hint="a table is expected")
         return given
 
-    def _text(self, key: str, default: str | None) -> Any:
-        given = self.table.get(key, default)
+    def _text(self, table: Mapping[str, Any], path: Keys) -> str | None:
+        """The last part of the path is the key in the table."""
+        given = table.get(str(path[-1]))
         if given is not None and not isinstance(given, str):
-            given = str(given) if key == "start" else given
-        if given is not None and not isinstance(given, str):
-            raise self.error((key,), f"{key} is {given!r}", hint="text is expected")
+            raise self.error(path, f"{_dotted(path)} is {given!r}", hint="text is expected")
         return given
 
-    def _words(self, key: str) -> tuple[str, ...]:
-        words = _words(self.table[key])
-        if not words or not all(isinstance(word, str) and word for word in words):
-            raise self.error((key,), f"{key} is {self.table[key]!r}", hint="a topic, or a list of topics")
-        return words
+    def _words(self, given: Any, path: Keys, hint: str = "a column, or a list of columns") -> tuple[str, ...]:
+        words = (given,) if isinstance(given, str) else given
+        if not isinstance(words, list | tuple) or not all(isinstance(word, str) and word for word in words):
+            raise self.error(path, f"{_dotted(path)} is {given!r}", hint=f"{hint} is expected, as text")
+        if len(set(words)) < len(words):
+            raise self.error(path, f"{_dotted(path)} names something twice: {', '.join(words)}")
+        return tuple(words)
+
+    def _expressions(self, given: Mapping[str, Any], path: Keys) -> dict[str, str]:
+        for name, expression in given.items():
+            if not isinstance(expression, str) or not expression.strip():
+                raise self.error(
+                    (*path, name), f"{_dotted((*path, name))} is {expression!r}", hint="a SQL expression, as text"
+                )
+            if name.startswith("_"):
+                raise self.error(
+                    (*path, name), f"{_dotted((*path, name))} begins with an underscore",
+                    why="such names are the record's own: _topic, _partition, _offset, _timestamp, _key, _headers",
+                )  # fmt: skip
+        return dict(given)
 
     def _whole(self, key: str, default: int) -> int:
         given = self.table.get(key, default)
@@ -451,22 +481,26 @@ class _Reader:
             raise self.error((key,), f"{key} is {given!r}", hint="a whole number above 0 is expected")
         return given
 
-    def _span(self, key: str) -> str | None:
-        given = self.table.get(key)
-        if given is not None:
-            self._check_span(given, (key,))
-        return given
-
-    def _check_span(self, given: Any, path: tuple[str, ...]) -> None:
+    def _span(self, table: Mapping[str, Any], path: Keys) -> str | None:
+        """The last part of the path is the key in the table."""
+        given = table.get(str(path[-1]))
+        if given is None:
+            return None
         try:
             span_s(str(given))
         except ValueError as error:
-            raise self.error(path, str(error)) from None
+            raise self.error(path, f"{_dotted(path)}: {error}") from None
+        return str(given)
 
-    def _properties(self, key: str) -> dict[str, str]:
-        return {str(name): _plain(value) for name, value in _flat(self._table(self.table.get(key, {}), (key,)))}
+    def _properties(self, table: Mapping[str, Any], path: Keys) -> dict[str, str]:
+        """The last part of the path is the key in the table."""
+        given = self._table(table.get(str(path[-1]), {}), path)
+        for name, value in _flat(given):
+            if isinstance(value, list):
+                raise self.error((*path, name), f"{name} is {value!r}", hint='text is expected: "one,two"')
+        return {name: _plain(value) for name, value in _flat(given)}
 
-    def _step(self, path: tuple[str, ...], table: Mapping[str, Any]) -> Step:
+    def _step(self, path: Keys, table: Mapping[str, Any]) -> Step:
         """`{ python = "module:function" }`: the module lies beside headrace.toml, or is installed."""
         named = str(table.get("python", ""))
         module, _, function = named.partition(":")
@@ -495,6 +529,7 @@ def load_step(folder: Path, module: str, function: str, error: ConfigError) -> S
 
 def check(declaration: Declaration) -> None:
     """What is said holds together."""
+    _check_places(declaration)
     for sink in declaration.sinks:
         _check_sink(declaration, sink)
     if declaration.watermark and not declaration.event_time:
@@ -503,33 +538,72 @@ def check(declaration: Declaration) -> None:
         _check_realtime(declaration)
 
 
+def _check_places(declaration: Declaration) -> None:
+    """Each thing that is written is written once, and not read."""
+    letters = declaration.dead_letters
+    outputs: list[tuple[Keys, str, str]] = [
+        ((*declaration.path_of(sink), sink.kind), sink.kind, sink.target) for sink in declaration.sinks
+    ]
+    if letters is not None:
+        outputs.append((("dead_letters",), letters.kind, letters.target))
+    known: dict[str, str] = {}
+    for at, kind, target in outputs:
+        if kind == "topic" and target in declaration.topics:
+            raise declaration.wrong(
+                f"the topic {target} is read and written", *at,
+                why="what the pipeline writes it would read again, for ever", hint=f'another topic: "{target}.out"',
+            )  # fmt: skip
+        place = declaration.location(kind, target)
+        if place in known:
+            raise declaration.wrong(
+                f"{target} is written twice", *at,
+                why=f"it is the same {kind} as {known[place]} above", hint="another name for one of them",
+            )  # fmt: skip
+        if target in known.values() and at[0] == "into":
+            raise declaration.wrong(
+                f"two sinks are called {target}", *at,
+                why="the ledger knows sinks by their names", hint=f'the folder can be called "./{target}"',
+            )  # fmt: skip
+        known[place] = target
+
+
 def _check_sink(declaration: Declaration, sink: Sink) -> None:
-    aggregate = sink.aggregate
+    aggregate, at = sink.aggregate, declaration.path_of(sink)
     if aggregate is None:
         return
     if aggregate.mode in {"merge", "recompute"} and sink.kind != "delta":
         raise declaration.wrong(
-            f"an aggregate of mode {aggregate.mode} cannot go to a {sink.kind}", "into",
+            f"an aggregate of mode {aggregate.mode} cannot go to a {sink.kind}", *at,
             why="its rows change as more records come", hint="a delta table, or mode = \"watermark\"",
         )  # fmt: skip
     if aggregate.window and not declaration.event_time:
-        raise declaration.wrong("windows need event_time", "into", hint='event_time = "COLUMN"')
+        raise declaration.wrong("windows need event_time", *at, hint='event_time = "COLUMN"')
     if aggregate.mode == "merge" and aggregate.window and aggregate.window.session:
         raise declaration.wrong(
-            "session windows cannot be merged", "into",
+            "session windows cannot be merged", *at,
             why="a late row may join two sessions into one", hint='mode = "watermark" or mode = "recompute"',
         )  # fmt: skip
     if aggregate.mode == "watermark" and not declaration.watermark:
         raise declaration.wrong(
-            "mode watermark needs a watermark", "into", hint='event_time = "COLUMN" and watermark = "10 minutes"'
+            "mode watermark needs a watermark", *at, hint='event_time = "COLUMN" and watermark = "10 minutes"'
         )
+    if aggregate.mode == "watermark" and sink.select and sink.select.get(str(time := declaration.event_time)) != time:
+        raise declaration.wrong(
+            f"the select of a sink with a watermark does not keep {time}", *at, "select",
+            why="lateness is judged by the event time", hint=f'select = {{ {time} = "{time}", … }}',
+        )  # fmt: skip
     if aggregate.mode == "recompute" and not any(s.kind == "delta" and not s.aggregate for s in declaration.sinks):
         raise declaration.wrong(
-            "mode recompute needs the rows themselves", "into",
+            "mode recompute needs the rows themselves", *at,
             why="a key is computed anew from all its rows", hint='another sink before it: delta = "FOLDER" of the rows',
         )  # fmt: skip
+    if aggregate.mode == "recompute" and declaration.path_of(declaration.base) > at:
+        raise declaration.wrong(
+            f"{sink.target} is computed from the rows in {declaration.base.target}, which is declared below it", *at,
+            why="sinks are written in the order in which they are declared", hint="change the order of the two",
+        )  # fmt: skip
     if len([s for s in declaration.sinks if s.aggregate and s.aggregate.mode == "watermark"]) > 1:
-        raise declaration.wrong("only one sink can have an aggregate of mode watermark", "into")
+        raise declaration.wrong("only one sink can have an aggregate of mode watermark", *at)
 
 
 def _check_realtime(declaration: Declaration) -> None:
@@ -555,16 +629,12 @@ def _check_realtime(declaration: Declaration) -> None:
         )  # fmt: skip
 
 
-def _words(given: Any) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _dotted(path: Keys) -> str:
+    return ".".join(part for part in path if isinstance(part, str))
 
 
 def _plain(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _as_table(given: Any) -> dict[str, Any]:
-    return dict(given)
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

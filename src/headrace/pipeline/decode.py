@@ -8,14 +8,18 @@ anything for a string; `from_avro` does not know a registry's frame. So what the
 from __future__ import annotations
 
 import json
+import operator
+import re
 from abc import ABC, abstractmethod
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import from_avro
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType, TimestampType
 
 from headrace.errors import ConfigError, UsageError
 from headrace.pipeline.declaration import Declaration, Decode
@@ -29,6 +33,8 @@ _CORRUPT = "_corrupt"
 NULL_VALUE = "the value is null"
 NOT_UTF8 = "not UTF-8"
 UNKNOWN_SCHEMA = "unknown schema id"
+# Spark counts microseconds in 64 bits.
+_LAST_SECOND = (2**63 - 1) // 1_000_000
 
 
 class Decoder(Protocol):
@@ -57,7 +63,7 @@ def decoder(spark: SparkSession, declaration: Declaration, registry: Registry | 
         )  # fmt: skip
     if given.format == "avro":
         return AvroDecoder(spark, declaration, registry)
-    from headrace.pipeline.framed import json_schema_decoder, protobuf_decoder
+    from headrace.pipeline.registry_decoders import json_schema_decoder, protobuf_decoder
 
     make = json_schema_decoder if given.format == "json-schema" else protobuf_decoder
     return make(spark, declaration, registry)
@@ -127,6 +133,8 @@ def _parsed(given: Decode) -> tuple[Column, dict[str, Column]]:
     reason = _no_text().when(broken, what)
     if not csv:
         reason = reason.when(~(_is_flat(text) | _is_one(text)), "more than one JSON object, or text around it")
+        wraps = _wraps(text, StructType.fromDDL(str(given.schema)), options)
+        reason = reason if wraps is None else reason.when(wraps, "a number too large for a timestamp, in seconds")
     return made, {"_fields": F.col("_made").dropFields(_CORRUPT), "_undecoded": reason}
 
 
@@ -144,6 +152,45 @@ def _is_one(text: Column) -> Column:
     stripped = F.trim(text, F.lit(" \t\r\n"))
     several = stripped.rlike(r"\}\s*\{") & F.json_array_length(F.concat(F.lit("["), text, F.lit("]"))).isNull()
     return stripped.startswith("{") & stripped.endswith("}") & ~several
+
+
+def _wraps(text: Column, schema: StructType, options: dict[str, str]) -> Column | None:
+    """Whether a number stands for a timestamp and is too large: Spark's reader multiplies it into another time.
+
+    None of a schema without timestamps. Only text with that many digits in a row is read again, with the numbers kept.
+    """
+    if not _times(schema):
+        return None
+    kept = F.from_json(text, _with_text(schema), options)
+    too_large = _any_time(kept, schema, lambda n: F.abs(n.try_cast("decimal(38, 0)")) > _LAST_SECOND)
+    return text.rlike(r"\d{13}") & F.coalesce(too_large, F.lit(False))
+
+
+def _times(kind: DataType) -> bool:
+    return "timestamp" in re.split(r"\W", kind.simpleString())
+
+
+def _with_text(kind: Any) -> Any:
+    """The type with text in the place of timestamps."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, _with_text(field.dataType)) for field in kind.fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_with_text(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(kind.keyType, _with_text(kind.valueType))
+    return StringType() if isinstance(kind, TimestampType) else kind
+
+
+def _any_time(value: Column, kind: Any, test: Callable[[Column], Column]) -> Column:
+    """Whether the test holds of anything in the value that stands in the place of a timestamp."""
+    if isinstance(kind, StructType):
+        fields = [(value.getField(field.name), field.dataType) for field in kind.fields if _times(field.dataType)]
+        return reduce(operator.or_, [F.coalesce(_any_time(*field, test), F.lit(False)) for field in fields])
+    if isinstance(kind, ArrayType):
+        return F.exists(value, lambda element: _any_time(element, kind.elementType, test))
+    if isinstance(kind, MapType):
+        return F.exists(F.map_values(value), lambda element: _any_time(element, kind.valueType, test))
+    return test(value)
 
 
 def _no_text() -> Column:

@@ -158,7 +158,7 @@ class _State:
         if strange := sorted(wanted - _UNDERSTOOD):
             raise UsageError(
                 f"the Delta table {self.root} uses what cannot be read without Spark: {', '.join(strange)}",
-                why="tables that pipelines write do not need it; somebody has turned it on",
+                why="another program has turned it on; tables that pipelines write do not use it",
                 hint="read the table with Spark, or turn the feature off",
             )
 

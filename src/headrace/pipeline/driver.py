@@ -13,11 +13,12 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import Failed, HeadraceError, NodeFailed
+from headrace.errors import Failed, HeadraceError, NodeFailed, TimedOut
 from headrace.home import Home, read_json, write_json
 from headrace.pipeline.folder import PipelineFolder
 from headrace.runtime.process import Supervised
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 _LOOK_EVERY_S = 0.3
 _IDLE_FOR_S = 120.0
 _START_WITHIN_S = 120.0
-_STOP_WITHIN_S = 300.0
+#: How long a batch at work is waited for.
+STOP_WITHIN_S = 300.0
 
 
 class Driver:
@@ -58,26 +60,67 @@ class Driver:
         try:
             eventually(begun, _START_WITHIN_S)
         except NotYet:
-            raise Failed(f"pipeline {folder.name} did not start within {_START_WITHIN_S:.0f} s", log=self.log) from None
+            raise TimedOut(
+                f"pipeline {folder.name} did not start within {_START_WITHIN_S:.0f} s",
+                why="the Spark driver is still starting it",
+                hint=f"headrace pipeline status {folder.name}, or headrace pipeline logs {folder.name}",
+                log=self.log,
+            ) from None
         state = folder.state
         if state["state"] == "failed":
             problem, _, why = str(state.get("error")).partition("\n  why: ")
             raise Failed(problem, why=why or None, log=self.log)
 
-    def stop(self, *folders: PipelineFolder) -> list[str]:
-        """The pipelines have ended, each after its batch at work; the names of those that ran in the background."""
-        wanted = [folder for folder in folders if folder.wanted_file.exists()]
-        for folder in wanted:
-            folder.wanted_file.unlink(missing_ok=True)
-        # A driver that is dead holds no locks.
-        eventually(lambda: not any(folder.is_locked for folder in wanted), _STOP_WITHIN_S)
-        return [folder.name for folder in wanted]
+    def stop(self, *folders: PipelineFolder, within_s: float = STOP_WITHIN_S) -> list[str]:
+        """The pipelines have ended, each after its batch at work; the names of those that ran in the background.
+
+        After `TimedOut` they still end after their batch; another call waits on.
+        """
+        ours = self._unwanted(folders)
+        try:
+            # A driver that is dead holds no locks.
+            eventually(lambda: not any(folder.is_locked for folder in ours), within_s)
+        except NotYet:
+            if left := [folder.name for folder in ours if folder.is_locked]:
+                raise self._batch_at_work(left, within_s) from None
+        return [folder.name for folder in ours]
+
+    def cut_off(self, *folders: PipelineFolder) -> list[str]:
+        """The pipelines have ended, in the middle of a batch: their next run repeats it. Their names.
+
+        The driver is killed, because a batch may hang anywhere. Pipelines that share it start again in a new one.
+        """
+        ours = self._unwanted(folders)
+        if any(folder.is_locked for folder in ours):
+            self.process.kill()
+            others = [read_json(file) or {} for file in wanted_files(self.home)]
+            if others:
+                self._spawn(others[0].get("master"))
+        return [folder.name for folder in ours]
 
     def end(self) -> None:
         """The driver is gone; pipelines end after their batch and stay wanted."""
-        if self.process.signal(signal.SIGTERM) and not self.process.wait_gone(_STOP_WITHIN_S):
+        if self.process.signal(signal.SIGTERM) and not self.process.wait_gone(STOP_WITHIN_S):
             self.process.kill()
         self.process.forget()
+
+    def _unwanted(self, folders: Iterable[PipelineFolder]) -> list[PipelineFolder]:
+        """Those of the pipelines that run in the background, or shall; none of them is wanted any more."""
+        driver = self.process.pid
+        ours = [f for f in folders if f.wanted_file.exists() or (driver is not None and f.holder == driver)]
+        for folder in ours:
+            folder.wanted_file.unlink(missing_ok=True)
+        return ours
+
+    def _batch_at_work(self, names: list[str], within_s: float) -> TimedOut:
+        one = names[0] if len(names) == 1 else "--all"
+        return TimedOut(
+            f"{', '.join(names)} did not end within {within_s:g} s",
+            why="a pipeline ends after the batch at work, and that takes longer; it will end without another command",
+            hint=f"headrace pipeline stop {one} --timeout 1h waits on; headrace pipeline stop {one} --now ends it in "
+            "the middle of the batch, which the next run repeats",
+            log=self.log,
+        )
 
     def _spawn(self, master: str | None) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -90,6 +133,10 @@ class Driver:
             self.process.marker,
         ]
         self.process.spawn(argv, output=self.log, environment=dict(os.environ))
+
+
+def wanted_files(home: Home) -> list[Path]:
+    return sorted((home.root / "pipelines").glob("*/wanted.json"))
 
 
 def _tail(path: Path) -> tuple[str, ...]:
@@ -112,19 +159,20 @@ class _Keeper:
 
     def keep(self) -> None:
         from headrace.pipeline.pipeline import start_session
-        from headrace.pipeline.session import stop_spark
+        from headrace.pipeline.session import java_death, stop_spark
 
         spark = start_session(self.home, self.master, folder="driver/spark")
         idle_since = time.monotonic()
         try:
             while not self.ended.wait(_LOOK_EVERY_S):
-                wanted = self._wanted()
-                self._start(spark, wanted)
+                wanted, died = self._wanted(), java_death()
+                if died is None:
+                    self._start(spark, wanted)
                 self._stop(wanted)
                 if self.runs:
                     idle_since = time.monotonic()
-                elif time.monotonic() - idle_since > _IDLE_FOR_S:
-                    break
+                elif died or time.monotonic() - idle_since > _IDLE_FOR_S:
+                    break  # whoever starts a pipeline next starts another driver
         finally:
             for run in self.runs.values():
                 run.ask_to_stop()
@@ -135,7 +183,7 @@ class _Keeper:
 
     def _wanted(self) -> dict[str, dict[str, Any]]:
         found = {}
-        for file in sorted((self.home.root / "pipelines").glob("*/wanted.json")):
+        for file in wanted_files(self.home):
             try:
                 found[file.parent.name] = read_json(file) or {}
             except HeadraceError:

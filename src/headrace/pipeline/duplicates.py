@@ -50,7 +50,7 @@ def set_aside(kept: DataFrame, batch: Batch, run: Run) -> tuple[DataFrame, Batch
 
 def _marked(rows: DataFrame, seen: DataFrame | None, by: tuple[str, ...]) -> DataFrame:
     """`rows` with `_again`: whether another record had the columns first."""
-    first = Window.partitionBy("_outcome", *_columns(by)).orderBy(*_FIRST)
+    first = Window.partitionBy("_outcome", *_columns(by)).orderBy(*_FIRST, "_row")
     marked = rows.withColumn("_again", (F.col("_outcome") == "written") & (F.row_number().over(first) > 1))
     if seen is None:
         return marked
@@ -69,14 +69,14 @@ def _marked_within(
 
     The rows of a key are gone through in the order of their records: whether one is kept depends on those before it.
     """
-    row = F.struct(*_FIRST, F.unix_micros(_time(declaration)).alias("at"))
+    row = F.struct(*_FIRST, "_row", F.unix_micros(_time(declaration)).alias("at"))
     good = rows.where("_outcome = 'written'").select(*_columns(by), row.alias("_row"))
     grouped = good.groupBy(*_columns(by)).agg(F.array_sort(F.collect_list("_row")).alias("_rows"))
     before = F.filter("_rows", lambda _: F.lit(False))
     if seen is not None:
         bounds = good.agg(F.min("_row.at"), F.max("_row.at")).first()
         earliest, latest = bounds or (None, None)
-        known = F.struct(*_FIRST, F.unix_micros("_at").alias("at"))
+        known = F.struct(*_FIRST, F.lit(None).cast("long").alias("_row"), F.unix_micros("_at").alias("at"))
         near = seen.where(F.unix_micros("_at").between((earliest or 0) - span, (latest or 0) + span))
         held = near.groupBy(*[F.col(f"`{name}`").alias(f"_seen_{name}") for name in by]).agg(
             F.collect_list(known).alias("_before")
@@ -87,15 +87,17 @@ def _marked_within(
 
     def kept_with(kept: Column, row: Column) -> Column:
         def is_near(other: Column) -> Column:
-            same = F.struct(*[other[name] for name in _FIRST]).eqNullSafe(F.struct(*[row[name] for name in _FIRST]))
+            record = F.struct(*[other[name] for name in _FIRST]).eqNullSafe(F.struct(*[row[name] for name in _FIRST]))
+            # What was seen before is known by its record alone: in a batch that is replayed, the row may be that one.
+            same = record & F.coalesce(other["_row"] == row["_row"], F.lit(True))
             return ~same & (F.abs(other["at"] - row["at"]) <= span)
 
         return F.when(F.exists(kept, is_near), kept).otherwise(F.array_append(kept, row))
 
     first = grouped.select(F.explode(F.aggregate("_rows", before, kept_with)).alias("_row")).select(
-        *[F.col(f"_row.{name}").alias(f"_first{name}") for name in _FIRST]
+        *[F.col(f"_row.{name}").alias(f"_first{name}") for name in (*_FIRST, "_row")]
     )
-    on = [F.col(name) == F.col(f"_first{name}") for name in _FIRST]
+    on = [F.col(name) == F.col(f"_first{name}") for name in (*_FIRST, "_row")]
     joined = rows.join(first.distinct(), on, "left")
     again = (F.col("_outcome") == "written") & F.col("_first_topic").isNull()
     return joined.withColumn("_again", again).drop(*first.columns)

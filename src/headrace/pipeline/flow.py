@@ -3,33 +3,39 @@
 `Flow.sort_out` takes a batch as Kafka's source gives it and returns it with the declared columns and
 
     _topic _partition _offset _timestamp      which record it is
+    _row                                      which of its rows
     _outcome                                  written, filtered, dead, late, failed
     _rule, _reason                            what decided that
     _warnings                                 rules with action warn that do not hold
     _key _value _headers _timestamp_type      the original, of dead and late records: the others need no room for it
 
-Every record of the batch comes out exactly once. An expression that throws (a cast, a division) makes one dead record,
-not a dead pipeline: it is evaluated inside Spark's `TryEval`, as a struct, so that a failure (no struct) can be told
-from a null (a struct with a null). That holds only if Spark does not pull common parts out of it, see `SETTINGS`.
+Every record of the batch comes out, once unless `explode` (`generate.py`) or a Python function make more or less of it;
+a record has one outcome all the same (`many.py`). An expression
+that throws (a cast, a division) makes one dead record, not a dead pipeline: it is evaluated inside Spark's `TryEval`,
+as a struct, so that a failure (no struct) can be told from a null (a struct with a null). That holds only if Spark does
+not pull common parts out of it, see `SETTINGS`.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DateType, StructType, TimestampNTZType, TimestampType
 
-from headrace.errors import ConfigError
 from headrace.pipeline.declaration import Declaration, Rule
 from headrace.pipeline.decode import Decoder
+from headrace.pipeline.demands import Demands, quoted
+from headrace.pipeline.generate import EMPTY, Generator, generator
 
 T = TypeVar("T")
 
@@ -47,7 +53,8 @@ _RECORD = {
     "topic": "_topic", "partition": "_partition", "offset": "_offset", "timestamp": "_timestamp",
     "timestampType": "_timestamp_type", "key": "_key", "value": "_value", "headers": "_headers",
 }  # fmt: skip
-_VERDICT = ("_outcome", "_rule", "_reason", "_warnings")
+#: What was found wrong with a record so far, null if nothing was.
+_TOLD = ("_undecoded", "_unselected", "_unfit")
 RAW_SCHEMA = (
     "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int, "
     "headers array<struct<key: string, value: binary>>"
@@ -61,16 +68,27 @@ class Flow:
         self.spark = spark
         self.declaration = declaration
         self.decoder = decoder
+        self.demands = Demands(declaration, self._tried)
+        #: Python functions that may leave rows out or make more of them: all but those that only project.
+        self.loose_steps: tuple[str, ...] = ()
         self._made: dict[str, Any] = {}
 
     def check(self) -> list[tuple[str, Any]]:
         """The schema after each step, found without data; what is wrong is told with its line."""
         empty = nothing(self.spark, StructType.fromDDL(RAW_SCHEMA))
         with self._told("decode"):
-            decoded = self.decoder.decode(self._record(empty))
+            record = self._record(empty)
+            decoded = self.decoder.decode(record)
             fields = decoded.select("_fields.*")
         steps = [("decode", fields.schema)]
         selected = self._selected(decoded, careful=True)
+        declaration, before = self.declaration, self._scope(selected, *IDENTITY, *_ORIGINAL, "_undecoded")
+        stepped = [
+            ("decode", declaration.decode.step, record, decoded),
+            ("select", declaration.select_step, decoded, selected),
+            ("where", declaration.where_step, before, self._chosen(before)),
+        ]
+        self.loose_steps = tuple(name for name, step, given, made in stepped if step and not _projects(made, given))
         steps.append(("select", self._columns(selected).schema))
         for rule in self.declaration.rules:
             with self._told("expect", rule.name):
@@ -82,7 +100,30 @@ class Flow:
             for name in names:
                 with self._told(key):
                     self._columns(selected).select(f"`{name}`")
+        self._check_event_time(steps[-1][1])
         return steps
+
+    def _check_event_time(self, columns: StructType) -> None:
+        name = self.declaration.event_time
+        within = self.declaration.deduplicate.within if self.declaration.deduplicate else None
+        # Windows take any of these; spans between two times are measured between timestamps only.
+        measured = self.declaration.watermark or within
+        times = (TimestampType,) if measured else (TimestampType, TimestampNTZType, DateType)
+        if name and not isinstance(columns[name].dataType, times):
+            raise self.declaration.wrong(
+                f"event_time {name} is not a timestamp but a {columns[name].dataType.simpleString()}", "event_time",
+                hint=f'{name} = "to_timestamp({name})" in select makes one',
+            )  # fmt: skip
+
+    @property
+    def makes_many(self) -> bool:
+        """Whether a record may become several rows."""
+        return bool(self.loose_steps) or self.generator is not None
+
+    @property
+    def generator(self) -> Generator | None:
+        """What multiplies rows, in `select`."""
+        return self._once("generator", lambda: generator(self.spark, self.declaration))
 
     def sort_out(self, raw: DataFrame, late: Column | None = None) -> DataFrame:
         """Each record of the batch with its outcome; `late` tells of a good row whether it comes too late."""
@@ -103,11 +144,19 @@ class Flow:
                 return self._selected(decoded)
             except PySparkException:  # one by one, so that the line of the wrong one can be told
                 self._check_select(decoded)
+        return self._laid(decoded, declaration.select)
+
+    def _laid(self, decoded: DataFrame, select: Mapping[str, str]) -> DataFrame:
         frame = decoded
         made: dict[str, str] = {}
-        for number, layer in enumerate(_layers(declaration.select, self._fields(decoded))):
-            frame = self._with_layer(frame, made, f"_layer{number}", layer)
-            made |= dict.fromkeys(layer, f"_layer{number}")
+        for number, layer in enumerate(self._layers(select)):
+            name = f"_layer{number}"
+            if self.generator and self.generator.key in layer:
+                frame = self._with_rows(frame, made, name, self.generator)
+                made |= dict.fromkeys(self.generator.names, name)
+            else:
+                frame = self._with_layer(frame, made, name, layer)
+                made |= dict.fromkeys(layer, name)
 
         def joined() -> dict[str, Column]:
             failed = F.coalesce(*[F.col(f"{layer}_failed") for layer in dict.fromkeys(made.values())])
@@ -115,6 +164,22 @@ class Flow:
             return {"_columns": columns, "_unselected": failed}
 
         return frame.withColumns(self._once("layers", joined))
+
+    def _layers(self, select: Mapping[str, str]) -> list[dict[str, str]]:
+        """The columns in steps; what multiplies rows is a step of its own."""
+        if self.generator is None or self.generator.key not in select:
+            return layers(select)
+        items = list(select.items())
+        at = list(select).index(self.generator.key)
+        parts = [layers(dict(items[:at])), [dict(items[at : at + 1])], layers(dict(items[at + 1 :]))]
+        return [layer for part in parts for layer in part if layer]
+
+    def _with_rows(self, frame: DataFrame, before: Mapping[str, str], name: str, made_by: Generator) -> DataFrame:
+        """`frame` with a row for each element, and the struct of what they are."""
+        tried = self._with_layer(frame, before, name, {made_by.key: made_by.argument})
+        rows, made = made_by.rows(self.declaration, tried, f"{name}.`{made_by.key}`")
+        whole = F.when(F.col(f"{name}_failed").isNull(), made)
+        return rows.withColumn(name, whole).select(*[n for n in tried.columns if n != EMPTY], EMPTY)
 
     def _with_layer(
         self, frame: DataFrame, before: Mapping[str, str], name: str, layer: Mapping[str, str]
@@ -128,7 +193,7 @@ class Flow:
             return [*columns, *kept, *earlier]
 
         def made() -> Column:
-            parts = ", ".join(f"{_quoted(column)}, {text}" for column, text in layer.items())
+            parts = ", ".join(f"{quoted(column)}, {text}" for column, text in layer.items())
             return self._tried(f"named_struct({parts})")
 
         def failed() -> Column:
@@ -144,44 +209,64 @@ class Flow:
         return told.select(*columns, name, f"{name}_failed")
 
     def _check_select(self, decoded: DataFrame) -> None:
-        frame = decoded.select("*", "_fields.*")
-        for name, text in self.declaration.select.items():
+        items = list(self.declaration.select.items())
+        for number, (name, _) in enumerate(items, 1):
+            self._made.clear()
             with self._told("select", name):
-                frame.select(self._tried(text).alias(name))
-                frame = frame.withColumn(name, self._tried(text)) if name not in frame.columns else frame
+                self._laid(decoded, dict(items[:number]))
 
     def _stepped(self, decoded: DataFrame, step: Any, what: str) -> DataFrame:
         """A Python function in the place of a step: it sees the fields and the record's own columns."""
         carried = [name for name in decoded.columns if name.startswith("_") and name != "_fields"]
-        made = step(decoded.select(*carried, "_fields.*"))
-        lost = [name for name in carried if name not in made.columns]
+        made = self._step(decoded.select(*carried, "_fields.*"), step, what)
+        columns = F.struct(*[F.col(f"`{name}`") for name in made.columns if not name.startswith("_")])
+        return made.withColumns({"_columns": columns, "_fields": columns, "_unselected": F.lit(None).cast("string")})
+
+    def _step(self, given: DataFrame, step: Any, what: str) -> DataFrame:
+        """What the function makes of the rows. One that may leave rows out gets only those that are good so far."""
+        loose = what in self.loose_steps and not given.isStreaming  # of a stream, good rows are all that is wanted
+        told = [name for name in _TOLD if name in given.columns]
+        bad = functools.reduce(operator.or_, [F.col(name).isNotNull() for name in told])
+        made: DataFrame = step(given.where(~bad) if loose else given)
+        lost = [name for name in given.columns if name.startswith("_") and name not in made.columns]
         if lost:
             raise self.declaration.wrong(
                 f"the {what} function dropped {', '.join(lost)}", what,
                 why="the columns that begin with an underscore say which record a row is",
                 hint="add columns with withColumn, or select('*', …)",
             )  # fmt: skip
-        columns = F.struct(*[F.col(f"`{name}`") for name in made.columns if not name.startswith("_")])
-        return made.withColumns({"_columns": columns, "_fields": columns, "_unselected": F.lit(None).cast("string")})
+        if not loose:
+            return made
+        kept = [
+            F.col(field.name) if field.name.startswith("_") else F.lit(None).cast(field.dataType).alias(field.name)
+            for field in made.schema
+        ]
+        return made.union(given.where(bad).select(*kept))
+
+    def _chosen(self, rows: DataFrame) -> DataFrame:
+        """Those that the function in the place of `where` leaves."""
+        step = self.declaration.where_step
+        return rows if step is None else self._step(rows, step, "where")
 
     def _judged(self, frame: DataFrame, late: Column | None) -> DataFrame:
         # One struct first, its parts afterwards: written as one column each, Spark would judge once per column.
         names = self._once("names", lambda: self._columns(frame).columns)
-        judged = self._scope(frame, *IDENTITY, *_ORIGINAL, "_undecoded", "_unselected")
-        if self.declaration.where_step is not None:
-            judged = self.declaration.where_step(judged)
+        more = [*_TOLD, *self.demands.counts, *([EMPTY] if self.generator else [])]
+        judged = self._scope(self.demands.look(frame), *IDENTITY, *_ORIGINAL, *more)
         verdict = self._once("verdict", lambda: self._verdict(None)) if late is None else self._verdict(late)
 
         def parts() -> list[Column | str]:
             dead = F.col("_verdict._outcome").isin("dead", "late")
+            row = F.monotonically_increasing_id() if self.makes_many else F.lit(0).cast("long")
             return [
-                *IDENTITY,
+                *IDENTITY, row.alias("_row"),
                 F.col("_verdict._outcome"), F.col("_verdict._rule"), F.col("_verdict._reason"), self._warnings(),
                 *[F.when(dead, F.col(name)).alias(name) for name in _ORIGINAL],
+                *self.demands.counts,
                 *[F.col(f"`{name}`") for name in names],
             ]  # fmt: skip
 
-        return judged.withColumn("_verdict", verdict).select(*self._once("parts", parts))
+        return self._chosen(judged).withColumn("_verdict", verdict).select(*self._once("parts", parts))
 
     def _verdict(self, late: Column | None) -> Column:
         """The first thing that is wrong decides."""
@@ -193,13 +278,19 @@ class Flow:
 
         found = F.when(F.col("_undecoded").isNotNull(), verdict("dead", "decode", F.col("_undecoded")))
         found = found.when(F.col("_unselected").isNotNull(), verdict("dead", "select", F.col("_unselected")))
+        if self.generator:
+            found = found.when(F.col(EMPTY), verdict("filtered", self.generator.text, None))
         if self.declaration.where:
-            wanted = self._tried(self.declaration.where)
-            found = found.when(wanted.isNull() | ~wanted, verdict("filtered", "where", None))
+            wanted = self._tried(f"named_struct('x', {self.declaration.where})")
+            threw = f"the expression failed: {self.declaration.where}"
+            found = found.when(wanted.isNull(), verdict("dead", "where", threw))
+            found = found.when(~F.coalesce(wanted["x"], F.lit(False)), verdict("filtered", "where", None))
         for rule in self.declaration.rules:
             if rule.action != "warn":
                 outcome = {"dead": "dead", "drop": "filtered", "fail": "failed"}[rule.action]
                 found = found.when(self._broken(rule), verdict(outcome, rule.name, f"not so: {rule.condition}"))
+        unfit = F.col("_unfit")
+        found = found.when(unfit.isNotNull(), verdict("dead", unfit["_rule"], unfit["_reason"]))
         if late is not None:
             found = found.when(late, verdict("late", "watermark", f"later than {self.declaration.watermark}"))
         return found.otherwise(verdict("written", None, None))
@@ -257,15 +348,17 @@ class Flow:
         if declaration.deduplicate:
             yield "deduplicate", declaration.deduplicate.by
 
-    @contextmanager
-    def _told(self, *path: str) -> Iterator[None]:
-        """What Spark says about a mistake, in a line and with its place."""
-        try:
-            yield
-        except ConfigError:
-            raise
-        except PySparkException as error:
-            raise self.declaration.wrong(in_words(error), *path) from None
+    def _told(self, *path: str) -> AbstractContextManager[None]:
+        return placed(self.declaration, *path)
+
+
+@contextmanager
+def placed(declaration: Declaration, *path: str | int, hint: str | None = None) -> Iterator[None]:
+    """What Spark says about a mistake, in a line and with its place."""
+    try:
+        yield
+    except PySparkException as error:
+        raise declaration.wrong(in_words(error), *path, hint=hint) from None
 
 
 def nothing(spark: SparkSession, schema: StructType) -> DataFrame:
@@ -273,9 +366,18 @@ def nothing(spark: SparkSession, schema: StructType) -> DataFrame:
     return spark.range(0).select(F.lit(None).cast(schema).alias("none")).select("none.*")
 
 
+def _projects(made: DataFrame, given: DataFrame) -> bool:
+    """Whether `made` has a row for each row of `given`: nothing but projections stand between them."""
+    plan, base = (frame._jdf.queryExecution().analyzed() for frame in (made, given))
+    while plan.nodeName() == "Project" and not plan.equals(base):
+        plan = plan.child()
+    return bool(plan.equals(base))
+
+
 def in_words(error: Exception) -> str:
     """Spark's message without its class, its plan and its stack."""
     text = _java_cause(str(error)).split("== SQL")[0].split("\nJVM stacktrace")[0].split(";\n'")[0]
+    text = re.sub(r"^(\[\w+\] )?Query .* terminated with exception: ", "", text.split("=== Streaming Query ===")[0])
     text = re.sub(r"SQLSTATE: \w+", "", text)
     text = re.sub(r"^\[[\w.]+\]\s*", "", text)
     text = re.sub(r";\s*line \d+ pos \d+.*", "", text, flags=re.DOTALL)
@@ -298,20 +400,22 @@ for _name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
     PySparkLogger.getLogger(_name).setLevel(logging.CRITICAL + 1)
 
 
-def _layers(select: Mapping[str, str], fields: list[str]) -> list[dict[str, str]]:
-    """An expression may name columns selected above it: those must be there before it is computed."""
-    layers: list[dict[str, str]] = [{}]
+def layers(select: Mapping[str, str]) -> list[dict[str, str]]:
+    """The columns in steps: in an expression, a name means the column above it if there is one, else the field.
+
+    So what an expression may name of the columns above must be there before it is computed.
+    """
+    found: list[dict[str, str]] = [{}]
     for name, text in select.items():
-        words = set(re.findall(r"\w+", text))
-        if any(earlier in words and earlier not in fields for earlier in layers[-1]):
-            layers.append({})
-        layers[-1][name] = text
-    return layers
+        if any(_mentions(text, above) for above, made in found[-1].items() if made.strip("` ") != above):
+            found.append({})
+        found[-1][name] = text
+    return found
 
 
-def _quoted(name: str) -> str:
-    escaped = name.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+def _mentions(text: str, name: str) -> bool:
+    """Whether the expression may name the column. A word in a text that it quotes counts too, and costs a step."""
+    return name in re.findall(r"\w+", text) if re.fullmatch(r"\w+", name) else name.replace("`", "``") in text
 
 
 def _text(given: Any) -> Column:

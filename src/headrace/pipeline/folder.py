@@ -94,6 +94,12 @@ class PipelineFolder:
                 handle.truncate(0)
 
     @property
+    def holder(self) -> int | None:
+        """The process that runs or changes the pipeline, if one does."""
+        found = re.fullmatch(r"pid (\d+)", self.lock_file.read_text(encoding="utf-8")) if self.is_locked else None
+        return int(found[1]) if found else None
+
+    @property
     def is_locked(self) -> bool:
         try:
             with open_private(self.lock_file, "r") as handle:

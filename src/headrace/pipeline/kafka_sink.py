@@ -1,9 +1,9 @@
 """Rows of a batch into Kafka, each exactly once, from as many tasks as there are.
 
-A row always falls to the task that its source partition belongs to, also when the batch is computed again. Each task is
-a writer of its own (`transport/marks.py`): its rows and the mark of the batch become visible by one commit, and a task
-that finds its batch marked writes nothing. So a batch may be cut off anywhere, in a task, between tasks, before Spark
-has noted that it is done, and be repeated: every row is there once.
+A row always falls to the task that its source partition belongs to, also when the batch is computed again. Each task
+is a writer of its own (`transport/exactly_once.py`): its rows and the mark of the batch become visible by one commit,
+and a task that finds its batch marked writes nothing. So a batch may be cut off anywhere, in a task, between tasks,
+before Spark has noted that it is done, and be repeated: every row is there once.
 
 Writers are kept in Spark's Python workers from batch to batch, because opening one costs round trips. A worker cannot
 know whether its writer was opened elsewhere since; Kafka says so to the first rows, which are still at hand then.
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from headrace import errors
 from headrace.errors import Failed, HeadraceError
 from headrace.transport.client import Connection
-from headrace.transport.marks import Mark, MarkedWriter, prepare, settle
+from headrace.transport.exactly_once import Mark, MarkedWriter, prepare, settle
 from headrace.transport.writer import Fenced, Records
 
 if TYPE_CHECKING:

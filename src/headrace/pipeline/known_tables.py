@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from headrace.errors import ConfigError, UsageError
+from headrace.errors import ConfigError, NotFound, UsageError
 from headrace.pipeline import delta_log
 from headrace.pipeline.declaration import Declaration, declared, read
 from headrace.pipeline.folder import PipelineFolder
@@ -122,7 +122,7 @@ def _named_apart(tables: list[KnownTable]) -> list[KnownTable]:
     ]  # fmt: skip
 
 
-def _no_such_table(name: str, known: list[KnownTable], wrong: list[ConfigError], file: Path) -> UsageError:
+def _no_such_table(name: str, known: list[KnownTable], wrong: list[ConfigError], file: Path) -> NotFound:
     import difflib
 
     names = list(dict.fromkeys(table.name for table in known))
@@ -133,7 +133,7 @@ def _no_such_table(name: str, known: list[KnownTable], wrong: list[ConfigError],
         why = wrong[0].problem
     else:
         why = f"{file.name} declares no pipeline that writes one" if file.is_file() else f"there is no file {file}"
-    return UsageError(
+    return NotFound(
         f"there is no table {name!r}", why=why, hint=f"did you mean {near[0]}?" if near else "headrace table list"
     )
 

@@ -17,7 +17,7 @@ from headrace.home import FILE, Home
 from headrace.pipeline import declaration as declarations
 from headrace.pipeline.declaration import Declaration, Trigger
 from headrace.pipeline.folder import PipelineFolder
-from headrace.pipeline.ledger import Ledger, Line, RunLine
+from headrace.pipeline.ledger import Ledger, Line, RunLine, SinkLine
 from headrace.progress import SILENT, Progress
 from headrace.transport.client import Connection, HasBootstrap, connect
 
@@ -30,13 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunReport:
-    """How a run went: its totals, and the lines of its ledger."""
+    """How a run went: its totals, the lines of its ledger, and what it brought to each sink."""
 
     run: RunLine
     ledger: tuple[Line, ...]
+    sinks: tuple[SinkLine, ...] = ()
 
     def __str__(self) -> str:
-        found = ", ".join(f"{count:,} {outcome}" for outcome, count in self.run.outcomes.items() if count)
+        outcomes = self.run.outcomes
+        found = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items() if count)
+        found += f" as {self.run.rows:,} rows" if self.run.rows != outcomes["written"] else ""
         return f"{self.run.read:,} read: {found or 'nothing'}; {'balanced' if self.run.balanced else 'NOT BALANCED'}"
 
 
@@ -120,13 +123,15 @@ class Pipeline:
     def explain(self, spark: SparkSession, registry: Registry | str | None = None) -> list[tuple[str, Any]]:
         """The schema after each step; what is wrong is told with its line."""
         from headrace.pipeline.run import Run
+        from headrace.pipeline.session import java_alive
 
-        run = Run(spark, self.declaration, self.folder, Connection(""), self._registry("", registry))
-        flow = run.prepare()
-        return flow.check()
+        with java_alive():
+            run = Run(spark, self.declaration, self.folder, Connection(""), self._registry("", registry))
+            return run.prepare().check()
 
     def report(self, run: str) -> RunReport:
-        return RunReport(self.ledger.run(run), tuple(self.ledger.lines(run)))
+        book = self.ledger
+        return RunReport(book.run(run), tuple(book.lines(run)), tuple(book.sinks(run)))
 
     def _registry(self, where: Any, given: Registry | str | None) -> Registry | None:
         """The registry that was named, else that of a cluster which has one; none where there is no need of it."""

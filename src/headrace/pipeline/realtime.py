@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from headrace.pipeline import source
 from headrace.pipeline.decode import RegisteredDecoder
 from headrace.pipeline.ledger import BatchEntry, SinkCount
-from headrace.pipeline.relay import outgoing
+from headrace.pipeline.small_batches import outgoing, sending
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
@@ -59,8 +59,8 @@ def _records(run: Run, rows: DataFrame) -> DataFrame:
     (sink,) = run.declaration.sinks
     origin = F.concat_ws("/", "_topic", "_partition", "_offset").cast("binary")
     mark = F.array(F.struct(F.lit(SOURCE_HEADER).alias("key"), origin.alias("value")))
-    record = outgoing(run, sink, rows, mark)
-    kept = rows.where(F.col("_outcome").isin("written", "dead"))
+    kept = sending(run.declaration, sink, rows.where(F.col("_outcome").isin("written", "dead")))
+    record = outgoing(run, sink, kept, mark)
     return kept.select(*[column.alias(name) for name, column in record.items()])
 
 

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from headrace.errors import HeadraceError, UsageError
+from headrace.errors import UsageError
 from headrace.pipeline.dead_letters import REDRIVEN, REDRIVEN_FROM, Letter
 from headrace.transport.records import text_or_base64
 from headrace.transport.writer import Records, Writer
@@ -209,7 +209,7 @@ def _key(letter: Letter) -> str:
 
 def _marks(connection: Connection, keys: set[str]) -> dict[str, int]:
     """Those of the keys that have a mark, with the time of the record that it was made for."""
-    from headrace.transport.marks import committed
+    from headrace.transport.exactly_once import committed
 
     found: dict[str, int] = {}
     for message in committed(connection, (REDRIVEN_MARKS, 0)):
@@ -231,11 +231,7 @@ def _make_marks(connection: Connection) -> None:
 
     with Admin(connection) as admin:
         replicas = min(3, len(admin.brokers()))
-        try:
-            admin.create_topics([NewTopic(REDRIVEN_MARKS, 1, replicas, {"cleanup.policy": "compact"})])
-        except HeadraceError:  # somebody else may have made it this very moment
-            if not _has_marks(connection):
-                raise
+        admin.ensure_topic(NewTopic(REDRIVEN_MARKS, 1, replicas, {"cleanup.policy": "compact"}))
 
 
 def _require_topics(connection: Connection, chosen: Iterable[Letter]) -> None:

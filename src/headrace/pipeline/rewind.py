@@ -132,10 +132,15 @@ class Moved:
     backup: str | None
     epoch: int
     position: Offsets
+    #: What whoever changed it should know.
+    warnings: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         position = [{"topic": t, "partition": p, "offset": o} for (t, p), o in sorted(self.position.items())]
-        return {"pipeline": self.pipeline, "backup": self.backup, "epoch": self.epoch, "position": position}
+        return {
+            "pipeline": self.pipeline, "backup": self.backup, "epoch": self.epoch, "position": position,
+            "warnings": list(self.warnings),
+        }  # fmt: skip
 
 
 def plan_rewind(
@@ -218,17 +223,9 @@ def fork(
             )
         _copied(checkpoint.root, copy.root, new_declaration)
         _take_over(folder, new, new_declaration)
-        return Moved(new.name, None, new.epoch, copy.position)
-
-
-def consequences_of_fork(checkpoint: Checkpoint) -> list[str]:
-    """What is to be known before a fork."""
-    pending = checkpoint.pending
-    if pending is None:
-        return []
-    return [
-        f"batch {pending.batch} was begun and not finished: both pipelines will write it, each into its own sinks",
-    ]
+        pending = copy.pending
+        shared = f"batch {pending.batch} was begun and not finished: both pipelines will write it" if pending else None
+        return Moved(new.name, None, new.epoch, copy.position, (shared,) if shared else ())
 
 
 # -- how it is moved ---------------------------------------------------------------------------------------------------

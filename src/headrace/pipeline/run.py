@@ -6,7 +6,7 @@ the batch; if anything fails or is killed before that, the whole batch is replay
 does not take again.
 
 When Kafka or the registry is away, at the start or later, the run waits, says so, and goes on from its checkpoint.
-Everything else ends it; `trouble.py` knows which is which.
+Everything else ends it; `failures.py` knows which is which.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
@@ -28,18 +28,19 @@ from pyspark.sql.types import StructType
 
 from headrace.errors import Failed, HeadraceError, Unreachable
 from headrace.home import write_json
-from headrace.pipeline import aggregate, changes, sinks, source, topics, trouble
+from headrace.pipeline import aggregate, changes, failures, many, shared_tables, sinks, source, topics
 from headrace.pipeline.counted import Counted
-from headrace.pipeline.declaration import Declaration, Trigger
+from headrace.pipeline.declaration import Declaration, Sink, Trigger
 from headrace.pipeline.decode import decoder
-from headrace.pipeline.flow import SETTINGS, Flow, in_words, nothing
+from headrace.pipeline.flow import SETTINGS, Flow, in_words, nothing, placed
 from headrace.pipeline.folder import PipelineFolder
 from headrace.pipeline.ledger import BatchEntry, Ledger, SinkCount
+from headrace.pipeline.session import java_alive
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
-    from headrace.pipeline.relay import Relay
+    from headrace.pipeline.small_batches import Relay
     from headrace.transport.client import Connection
     from headrace.transport.schemas import Registry
 
@@ -61,7 +62,6 @@ class RunOptions:
     show: Callable[[str, list[dict[str, Any]]], None] | None = None
     #: How long to wait for a Kafka or a registry that is away; None: for ever.
     patience_s: float | None = None
-    spark_conf: dict[str, str] = field(default_factory=dict)
 
 
 class _StopAsked(Exception):
@@ -118,21 +118,55 @@ class Run:
         for name, value in {**SETTINGS, **self.declaration.spark}.items():
             with suppress(PySparkException):  # a setting of the whole session was given when it started
                 self.spark.conf.set(name, value)
-        flow = Flow(self.spark, self.declaration, decoder(self.spark, self.declaration, self.registry))
-        steps = flow.check()
-        identity = StructType.fromDDL("_topic string, _partition int, _offset long, _timestamp timestamp")
-        self._check_sinks(nothing(self.spark, StructType([*identity, *steps[-1][1]])))
+        source.check(self.spark, self.declaration, self.connection)
+        flow, written = self._checked(self.declaration)
+        self._check_many(flow)
+        shared_tables.check(self.declaration, written, lambda other: self._checked(other)[1])
         return flow
 
-    def _check_sinks(self, rows: DataFrame) -> None:
-        for sink in self.declaration.sinks:
-            try:
-                shaped = sinks.shape(sink, rows.where(sink.where) if sink.where else rows)
-                if sink.kind == "topic" and sink.format == "json":
-                    sinks.as_records(sink, shaped)
-            except PySparkException as error:
-                raise self.declaration.wrong(in_words(error), "into") from None
-        aggregate.check(self.spark, self.declaration, rows)
+    def _checked(self, declaration: Declaration) -> tuple[Flow, dict[str, StructType | None]]:
+        """The flow of the declaration, and the columns of the tables that it writes."""
+        flow = Flow(self.spark, declaration, decoder(self.spark, declaration, self.registry))
+        steps = flow.check()
+        identity = StructType.fromDDL("_topic string, _partition int, _offset long, _timestamp timestamp")
+        rows = nothing(self.spark, StructType([*identity, *steps[-1][1]]))
+        made = {id(sink): self._check_sink(declaration, sink, rows) for sink in declaration.sinks}
+        return flow, {place: made[id(sink)] for place, sink in shared_tables.tables(declaration).items()}
+
+    def _check_sink(self, declaration: Declaration, sink: Sink, rows: DataFrame) -> StructType | None:
+        """The sink can take such rows, of which there is none; the columns that it writes, unless Python makes them."""
+        at = declaration.path_of(sink)
+        given = aggregate.taken(sink, rows, declaration) if sink.aggregate else rows
+        with placed(declaration, *at, "where"):
+            given = sinks.wanted(sink, given)
+        with placed(declaration, *at, "select"):
+            given = sinks.shape(sink, given)
+        if sink.aggregate is not None:
+            if sink.aggregate.step is not None:
+                return None
+            hint = "the aggregate sees the columns of this sink's select" if sink.select else None
+            with placed(declaration, *at, "aggregate", hint=hint):
+                given = aggregate.made(sink, given, declaration)
+        with placed(declaration, *at, "partition_by"):
+            given.select(*[F.col(f"`{name}`") for name in sink.partition_by])
+        if sink.kind == "topic" and sink.format == "json":
+            with placed(declaration, *at, "key"):
+                sinks.as_records(sink, given)
+        return sinks.without_identity(given).schema
+
+    def _check_many(self, flow: Flow) -> None:
+        """Rows are judged one by one where a batch is not looked at as a whole: a record must be one row there."""
+        realtime, stateful = self.trigger.kind == "realtime", self.declaration.streaming_aggregate is not None
+        loose = flow.loose_steps if realtime else ()
+        what = flow.generator.text if flow.generator else f"the {loose[0]} function" if loose else None
+        if what is None or not (realtime or stateful):
+            return
+        raise self.declaration.wrong(
+            f"{what} may make several rows of a record, or none", "select" if flow.generator else loose[0],
+            why=f"{'realtime' if realtime else 'an aggregate of mode watermark'} sees rows, not records: "
+            "one that is set aside could not take the others of its record with it",
+            hint='another trigger, as "1 second"' if realtime else 'mode = "merge" or mode = "recompute"',
+        )  # fmt: skip
 
     def close_behind(self, registry: Registry) -> None:
         """The registry's connections are closed when the run has ended."""
@@ -170,7 +204,8 @@ class Run:
 
     def _live(self) -> None:
         try:
-            state = self._lived()
+            with java_alive():
+                state = self._lived()
         except HeadraceError as error:
             self.error, state = error, "failed"
         except Exception as error:
@@ -215,13 +250,14 @@ class Run:
                 if self._stop.is_set() and "_StopAsked" in str(error):
                     return
                 cause, self._cause = self._cause or error, None
-                if not trouble.passes(cause):
-                    raise trouble.in_words(cause, self.declaration, self.folder, self.connection) from cause
-                self.options.say(f"cut off: {trouble.short(cause)}")
+                if not failures.passes(cause):
+                    raise failures.in_words(cause, self.declaration, self.folder, self.connection) from cause
+                self.options.say(f"cut off: {failures.short(cause)}")
                 self._patiently(self._require_answers)
                 continue
             finally:
-                self.query.stop()
+                with java_alive():
+                    self.query.stop()
             return
 
     def _watch(self, query: StreamingQuery) -> None:
@@ -232,7 +268,7 @@ class Run:
             # Spark itself tries for minutes before it gives up, and says nothing meanwhile.
             if time.monotonic() - self._heard_s > _SILENCE_S and not self._stop.is_set():
                 self._patiently(self._require_answers)
-                self._patiently(lambda: trouble.require_executors(self.spark))
+                self._patiently(lambda: failures.require_executors(self.spark))
                 self._heard_s = time.monotonic()
 
     def _may_stop(self, query: StreamingQuery) -> bool:
@@ -255,15 +291,15 @@ class Run:
                 self.enter(entry)
 
     def _start_query(self) -> StreamingQuery:
-        from headrace.pipeline import realtime, relay, watermark
+        from headrace.pipeline import realtime, small_batches, watermark
 
         if self.trigger.kind == "realtime":
             return realtime.start(self)
         stream = self.read_stream()
         if self.declaration.streaming_aggregate is not None:
             return watermark.start(self, stream)
-        if relay.fits(self.declaration, self.flow, self.folder.checkpoint(self.declaration)):
-            self._relay = relay.Relay(self)
+        if small_batches.fits(self.declaration, self.flow, self.folder.checkpoint(self.declaration)):
+            self._relay = small_batches.Relay(self)
         return self.start_writer(stream.writeStream.foreachBatch(self.take))
 
     def read_stream(self, *, latency: bool = False) -> DataFrame:
@@ -326,21 +362,54 @@ class Run:
         """Tasks that write to Kafka: few, and the same number for every batch of a checkpoint."""
         return 2
 
-    def process(self, raw: DataFrame, batch: sinks.Batch, late: Column | None = None) -> BatchEntry:
-        """The sinks have the batch; the entry says what became of each record."""
+    def process(
+        self, raw: DataFrame, batch: sinks.Batch, late: Column | None = None,
+        look: Callable[[DataFrame], None] = lambda _: None,
+    ) -> BatchEntry:  # fmt: skip
+        """The sinks have the batch; the entry says what became of each record. `look` is shown the sorted-out rows."""
         delivered = Counted(raw)
         kept, entry = self._sorted_out(delivered.frame, batch, late)
         try:
             entry.delivered = delivered.rows
+            self.complete(entry, raw)
+            look(kept)
             self.finish(kept, entry, batch)
         finally:
             kept.unpersist()
         return entry
 
+    def complete(self, entry: BatchEntry, raw: DataFrame) -> None:
+        """Every record of the batch has an outcome; nothing was written yet, so nothing has to be taken back."""
+        steps = self.flow.loose_steps
+        if steps:
+            self._fill_in(entry, many.delivered(raw), ", ".join(steps))
+        if self.declaration.streaming_aggregate and entry.written_rows != entry.total("written"):
+            raise Failed(
+                f"{self.declaration.place(*steps[:1])}: the function made several rows of one record",
+                why="an aggregate of mode watermark sees rows, not records; nothing of the batch was written",
+                hint='mode = "merge" or mode = "recompute"',
+            )
+        if entry.delivered != entry.counted:
+            raise Failed(
+                f"{self.declaration.place(*steps[:1])}: batch {entry.batch} does not balance",
+                why=f"{entry.delivered:,} records were read, {entry.counted:,} have an outcome; nothing was written",
+                hint="a Python function must leave the columns that begin with an underscore as they are",
+            )
+
+    def _fill_in(self, entry: BatchEntry, read: list[Mapping[str, Any]], steps: str) -> None:
+        """Records that a Python function left without a row are filtered, by that function."""
+        entry.delivered = sum(row["records"] for row in read)
+        for row in read:
+            place = (row["topic"], row["partition"])
+            left = row["records"] - entry.spans.get(place, (0, 0, 0))[2]
+            if left > 0:
+                entry.counts[(*place, "filtered", steps)] = entry.counts.get((*place, "filtered", steps), 0) + left
+            entry.spans[place] = (row["first"], row["last"] + 1, row["records"])
+
     def finish(self, kept: DataFrame, entry: BatchEntry, batch: sinks.Batch) -> None:
         """Sinks and dead letters have their rows, side by side: each waits for the driver and for disks meanwhile."""
         self.object_to(entry)
-        batch.written = entry.total("written")
+        batch.expect(entry)
         buried = self._aside.submit(self.bury, kept, entry.total("dead") + entry.total("late"), batch)
         try:
             if batch.written:
@@ -368,6 +437,11 @@ class Run:
                 kept.unpersist()
                 raise
             kept.unpersist()  # schemas were met for the first time: the same batch again, knowing them
+        if self.flow.makes_many and entry.counted > entry.total("written") + entry.total("filtered"):
+            whole = many.without_rest(kept).persist()
+            whole.count()
+            kept.unpersist()
+            kept = whole
         if self.declaration.deduplicate is not None:
             from headrace.pipeline import duplicates
 
@@ -376,9 +450,12 @@ class Run:
 
     def count(self, kept: DataFrame, batch: sinks.Batch) -> BatchEntry:
         """What the batch holds, per partition, outcome and rule."""
-        grouped = kept.groupBy("_topic", "_partition", "_outcome", "_rule").agg(
+        summed = many.sums(self.flow.demands.counts)
+        rows = kept.withColumns(summed)
+        records = many.by_record(rows, summed) if self.flow.makes_many else rows
+        grouped = records.groupBy("_topic", "_partition", "_outcome", "_rule").agg(
             F.count(F.lit(1)).alias("records"), F.min("_offset").alias("first"), F.max("_offset").alias("last"),
-            F.sum(F.when(F.size("_warnings") > 0, F.size("_warnings")).otherwise(0)).alias("warnings"),
+            *[F.sum(name).alias(name) for name in summed],
         )  # fmt: skip
         return self.account((row.asDict() for row in grouped.collect()), batch)
 
@@ -388,7 +465,12 @@ class Run:
         for row in groups:
             place = (row["_topic"], row["_partition"])
             entry.counts[(*place, row["_outcome"], row["_rule"] or "")] = row["records"]
-            entry.warnings += row["warnings"]
+            entry.warnings += row["_warned"]
+            if row["_outcome"] == "written" and self.flow.makes_many:
+                entry.rows[place] = entry.rows.get(place, 0) + row["_rows"]
+            for name in self.flow.demands.counts:
+                wanted, rows = entry.wanted.get(name, (0, 0))
+                entry.wanted[name] = wanted + row[f"{name}_wanted"], rows + row[f"{name}_rows"]
             first, after, records = entry.spans.get(place, (row["first"], 0, 0))
             entry.spans[place] = (min(first, row["first"]), max(after, row["last"] + 1), records + row["records"])
         return entry
@@ -421,8 +503,7 @@ class Run:
         else:
             letters = dead_letters.as_rows(rows, self.declaration.name, self.name)
             written = write_delta(place.target, letters, batch)
-        taken = expected if written is None else written
-        return [SinkCount("dead letters", expected, taken, replayed=written is None)]
+        return [SinkCount.of("dead letters", expected, written)]
 
     def enter(self, entry: BatchEntry) -> None:
         """The batch is in the ledger, and whoever watches is told."""
@@ -446,8 +527,8 @@ class Run:
 
     def _compare(self) -> None:
         """The checkpoint fits the declaration and the topics; what changed is told, and what is now is remembered."""
-        found = trouble.held(self.connection, self.declaration)
-        trouble.check_losses(self.declaration, self.folder, found)
+        found = failures.held(self.connection, self.declaration)
+        failures.check_losses(self.declaration, self.folder, found)
         for change in changes.check_changes(self.folder, self.declaration):
             self.options.say(f"changed since the last run: {change}")
         changes.remember(self.folder, self.declaration, {t: extent.topic_id for t, extent in found.items() if extent})

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import logging
 import os
 import re
 import shlex
@@ -28,8 +29,8 @@ import struct
 import sys
 import threading
 import zipfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -44,7 +45,7 @@ from headrace.runtime.archive import ClassArchive
 from headrace.runtime.jars import JarCache, default_cache
 from headrace.runtime.java import Java, find_java
 from headrace.runtime.process import Supervised, plain_environment
-from headrace.runtime.spark import JVM_FLAGS, class_path, pyspark_folder
+from headrace.runtime.spark import JVM_FLAGS, additions, class_path, pyspark_folder
 from headrace.runtime.waiting import NotYet, eventually
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
 _GATEWAY_WITHIN_S = 90.0
 _END_WITHIN_S = 20.0
 _MASTER_WITHIN_S = 5.0
+_DYING_WITHIN_S = 5.0
+# With these a JVM says why it ends.
+_LAST_WORDS = ("OutOfMemoryError", "insufficient memory", "SIGSEGV", "SIGBUS", "StackOverflowError")
 _MASTERS = r"local(\[(\d+|\*)(,\d+)?\])?|local-cluster\[.*\]|spark://[^,]+:\d+(,[^,]+:\d+)*|k8s://.+|yarn"
 
 #: A setting of ours among Spark's: `all` puts every jar of PySpark on the class path, MLlib's and Hive's too.
@@ -173,6 +177,25 @@ def stop_spark() -> None:
         driver.stop()
 
 
+def java_death() -> NodeFailed | None:
+    """Why the JVM of this process is gone, if it is."""
+    return _running.death() if _running else None
+
+
+@contextmanager
+def java_alive() -> Iterator[None]:
+    """If the JVM of this process dies meanwhile, that is the error, and not what is said of its silence."""
+    try:
+        yield
+    except Exception as error:
+        # A process that was killed closes its sockets before it is gone.
+        silent = "py4j" in type(error).__module__ or isinstance(error, ConnectionError)
+        died = _running.death(_DYING_WITHIN_S if silent else 0) if _running else None
+        if died is None:
+            raise
+        raise died from None
+
+
 def archive_is_made(within_s: float) -> bool:
     """True if nothing that a session of this process has set going still runs, after waiting for it so long."""
     return all(builder.wait_gone(within_s) for builder in _archiving)
@@ -210,7 +233,7 @@ class _Driver:
             self.spec.cache or default_cache(), ivy_settings=self.spec.ivy_settings, progress=self.spec.progress
         )
         if not self.spec.is_local:
-            own = [str(jar) for jar in jars.classpath("spark", java)]
+            own = [str(jar) for jar in additions(jars, java)]
             self.conf["spark.jars"] = ",".join(filter(None, [self.conf.get("spark.jars"), *own]))
         every = _wants_every_jar(self.conf)
         self.archive = ClassArchive(
@@ -270,7 +293,8 @@ class _Driver:
         ]  # fmt: skip
         stdin, self.lifeline = os.pipe()
         try:
-            self.process.spawn(argv, output=self.output, environment=self._environment(address), stdin=stdin)
+            # Niced: computing can wait for a moment, the heartbeats of brokers on the same machine cannot.
+            self.process.spawn(argv, output=self.output, environment=self._environment(address), stdin=stdin, nice=5)
         finally:
             os.close(stdin)
 
@@ -314,18 +338,19 @@ class _Driver:
         finally:
             del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
         SparkContext._ensure_initialized(gateway=self.gateway)
+        _hush_py4j()
         if not self.submits:  # Spark reads its settings from Java's; they go by the socket: they may hold secrets
             self.gateway.jvm.java.lang.System.getProperties().putAll(self.conf)
 
     def _open(self) -> SparkSession:
-        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
 
         interrupted = signal.getsignal(signal.SIGINT)
         try:
             session = SparkSession.builder.getOrCreate()
-        except (Py4JJavaError, PySparkException) as error:
+        except (Py4JError, PySparkException, ConnectionError) as error:
             raise self._refusal(error) from error
         finally:
             # PySpark's own answer to Ctrl-C cancels every job, also the batch that should be finished first.
@@ -336,6 +361,25 @@ class _Driver:
         if not self.spec.is_local:
             session.sparkContext.addPyFile(str(_packed(self.folder / "headrace.zip")))
         return session
+
+    def death(self, within_s: float = 0) -> NodeFailed | None:
+        """What there is to say of the JVM if it is gone, or is within so long."""
+        if self.session is None or not self.process.wait_gone(within_s):
+            return None
+        said = [line for line in _since(self.output, 0) if any(sign in line for sign in _LAST_WORDS)]
+        short_of_memory = any("memory" in line.lower() for line in said)
+        lost = "nothing of the batch at work counts as done; the next start goes on from the checkpoint"
+        return NodeFailed(
+            "the Java process of Spark has died",
+            why=said[0].strip(" #")
+            if said
+            else "its log names no reason; a process that is killed, by the system when "
+            "memory is short or by a person, leaves none",
+            hint='"spark.driver.memory" = "4g" in the spark table of the pipeline, or a smaller max_records_per_batch'
+            if short_of_memory
+            else f"start it again: {lost}",
+            log=self.output if said else self.log,
+        )
 
     def stop(self) -> None:
         """The session is stopped, its JVM gone; the classes it loaded become an archive in the background."""
@@ -372,7 +416,7 @@ class _Driver:
     def _refusal(self, error: Exception) -> HeadraceError:
         java = getattr(error, "java_exception", None)
         words = str(java.getMessage() if java is not None else error).strip().splitlines() or [str(error)]
-        if self.process.find() is None or "stopped SparkContext" in words[0]:
+        if self.process.wait_gone(0 if java is not None else _DYING_WITHIN_S) or "stopped SparkContext" in words[0]:
             return self._failure(f"Spark did not start on {self.spec.master}")
         return ConfigError(
             f"Spark refuses to start on {self.spec.master}",
@@ -479,6 +523,16 @@ def _packed(target: Path) -> Path:
             if path.suffix in {".py", ".properties", ".lock"}:
                 packed.write(path, Path("headrace", path.relative_to(root)))
     return target
+
+
+def _hush_py4j() -> None:
+    """py4j also writes what it raises to standard error, partly by the root logger; whoever catches it has it."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
+    logging.getLogger().addFilter(_is_not_of_py4j)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def _forget(gateway: Any) -> None:

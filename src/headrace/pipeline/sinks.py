@@ -15,8 +15,8 @@ Each sink counts the rows that pass into it, apart from the ledger's own count o
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -26,8 +26,9 @@ from headrace.errors import UsageError
 from headrace.pipeline.counted import Counted
 from headrace.pipeline.declaration import Declaration, Sink
 from headrace.pipeline.delta_sink import write_delta
-from headrace.pipeline.flow import IDENTITY
-from headrace.pipeline.ledger import SinkCount
+from headrace.pipeline.demands import column_of, wants
+from headrace.pipeline.flow import IDENTITY, layers
+from headrace.pipeline.ledger import BatchEntry, SinkCount
 
 if TYPE_CHECKING:
     from headrace.pipeline.kafka_sink import KafkaTarget
@@ -53,7 +54,20 @@ class Batch:
     replaying: bool
     tasks: int
     show: Callable[[str, list[dict[str, Any]]], None] | None = None
+    #: The rows that are written, and by sink with a `where` of its own: how many it wants, and how many become of them.
     written: int = 0
+    wanted: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def expect(self, entry: BatchEntry) -> None:
+        """How many rows each sink is to take is known."""
+        self.written = entry.written_rows
+        columns = {sink.name: column_of(self.declaration, sink) for sink in self.declaration.sinks}
+        self.wanted = {name: entry.wanted[column] for name, column in columns.items() if column in entry.wanted}
+
+    def took(self, sink: Sink, records: int | None) -> SinkCount:
+        """The account of the sink, which has written so many rows; None: an earlier attempt had written them."""
+        wanted, expected = self.wanted.get(sink.name, (self.written, self.written))
+        return SinkCount.of(sink.name, expected, records, given=self.written, skipped=self.written - wanted)
 
     def writer_of(self, what: str) -> str:
         return f"{self.writer}/{what}"
@@ -71,20 +85,36 @@ def write(sink: Sink, rows: DataFrame, batch: Batch) -> SinkCount:
 
     if sink.aggregate is not None:
         return aggregate.write(sink, rows, batch)
-    wanted = rows.where(sink.where) if sink.where else rows
-    return write_rows(sink, shape(sink, wanted), batch, expected=batch.written if not sink.where else None)
+    return batch.took(sink, write_rows(sink, shape(sink, rows.where(wants(batch.declaration, sink))), batch))
 
 
-def write_rows(sink: Sink, rows: DataFrame, batch: Batch, expected: int | None = None) -> SinkCount:
-    """The sink holds the rows as they are; how many are expected is checked where it is known."""
-    return _WRITERS[sink.kind](sink, rows, batch, expected)
+def write_rows(sink: Sink, rows: DataFrame, batch: Batch) -> int | None:
+    """The sink holds the rows as they are. Returns how many, None if an earlier attempt has written them."""
+    return _WRITERS[sink.kind](sink, rows, batch)
+
+
+def wanted(sink: Sink, rows: DataFrame) -> DataFrame:
+    """The rows that the sink's own `where` lets through."""
+    return rows.where(sink.where) if sink.where else rows
 
 
 def shape(sink: Sink, rows: DataFrame) -> DataFrame:
-    """The sink's own columns: those it selects, else all that are declared."""
-    if sink.select:
-        return rows.select(*IDENTITY, *[F.expr(text).alias(name) for name, text in sink.select.items()])
-    return rows.select(*IDENTITY, *[F.col(f"`{name}`") for name in columns_of(rows)])
+    """The sink's own columns: those it selects, else all that are declared. Rows of a table have no identity."""
+    identity = [name for name in IDENTITY if name in rows.columns]
+    return selected(sink, rows).select(*identity, *[F.col(f"`{name}`") for name in names(sink, rows)])
+
+
+def names(sink: Sink, rows: DataFrame) -> list[str]:
+    """The sink's own columns by their names."""
+    return list(sink.select) or columns_of(rows)
+
+
+def selected(sink: Sink, rows: DataFrame, only: Column | None = None) -> DataFrame:
+    """`rows` with what the sink selects in the place of their own columns; with `only`, null for other rows."""
+    for layer in layers(sink.select):
+        made = {name: F.expr(text) for name, text in layer.items()}
+        rows = rows.withColumns({n: c if only is None else F.when(only, c) for n, c in made.items()})
+    return rows
 
 
 def columns_of(rows: DataFrame) -> list[str]:
@@ -98,16 +128,15 @@ def without_identity(rows: DataFrame) -> DataFrame:
 # -- Delta -----------------------------------------------------------------------------------------------------------
 
 
-def _write_delta_rows(sink: Sink, rows: DataFrame, batch: Batch, expected: int | None) -> SinkCount:
+def _write_delta_rows(sink: Sink, rows: DataFrame, batch: Batch) -> int | None:
     path = batch.declaration.resolve(sink.target)
-    written = write_delta(path, without_identity(rows), batch, sink.partition_by)
-    return took(sink.name, written, expected)
+    return write_delta(path, without_identity(rows), batch, sink.partition_by)
 
 
 # -- Parquet ---------------------------------------------------------------------------------------------------------
 
 
-def _write_parquet(sink: Sink, rows: DataFrame, batch: Batch, expected: int | None) -> SinkCount:
+def _write_parquet(sink: Sink, rows: DataFrame, batch: Batch) -> int | None:
     """Written beside and renamed: a reader sees the whole batch or none of it."""
     folder = batch.declaration.resolve(sink.target)
     # The writer is part of the name: another checkpoint's batch of the same number is another batch.
@@ -115,14 +144,14 @@ def _write_parquet(sink: Sink, rows: DataFrame, batch: Batch, expected: int | No
     final, staging = f"{folder}/batch={name}", f"{folder}/_writing-{name}"
     files = _Files(batch.spark, folder)
     if batch.replaying and files.exists(final):
-        return took(sink.name, None, expected)
+        return None
     counted = Counted(without_identity(rows))
     write = counted.frame.write.mode("overwrite")
     if sink.partition_by:
         write = write.partitionBy(*sink.partition_by)
     write.parquet(staging)
     files.rename(staging, final)
-    return took(sink.name, counted.rows, expected)
+    return counted.rows
 
 
 class _Files:
@@ -144,11 +173,11 @@ class _Files:
 # -- Kafka -----------------------------------------------------------------------------------------------------------
 
 
-def _write_topic(sink: Sink, rows: DataFrame, batch: Batch, expected: int | None) -> SinkCount:
+def _write_topic(sink: Sink, rows: DataFrame, batch: Batch) -> int | None:
     from headrace.pipeline.kafka_sink import write_exactly_once
 
     made = write_exactly_once(as_records(sink, rows, batch), batch.into(sink.target))
-    return took(sink.name, None if made.replayed else made.records, expected)
+    return None if made.replayed else made.records
 
 
 def as_records(sink: Sink, rows: DataFrame, batch: Batch | None = None) -> DataFrame:
@@ -189,19 +218,11 @@ def _avro(sink: Sink, rows: DataFrame, batch: Batch | None) -> Column:
 # -- console ---------------------------------------------------------------------------------------------------------
 
 
-def _write_console(sink: Sink, rows: DataFrame, batch: Batch, expected: int | None) -> SinkCount:
+def _write_console(sink: Sink, rows: DataFrame, batch: Batch) -> int | None:
     shown = [row.asDict() for row in without_identity(rows).limit(_SHOWN_ROWS).collect()]
     if batch.show is not None:
         batch.show(f"batch {batch.number}", shown)
-    records = expected if expected is not None else rows.count()
-    return took(sink.name, records, expected)
-
-
-def took(sink: str, written: int | None, expected: int | None) -> SinkCount:
-    """None written: an earlier attempt has done it, and the count of then was checked then."""
-    if written is None:
-        return SinkCount(sink, expected or 0, expected or 0, replayed=True)
-    return SinkCount(sink, written if expected is None else expected, written)
+    return rows.count() if sink.where else batch.written
 
 
 _WRITERS = {"delta": _write_delta_rows, "parquet": _write_parquet, "topic": _write_topic, "console": _write_console}

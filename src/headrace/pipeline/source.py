@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import UsageError
 from headrace.pipeline.checkpoint import Place, source_line
@@ -35,6 +36,28 @@ _SAME_NAMES = (
     "security.protocol", "ssl.key.password", "ssl.endpoint.identification.algorithm", "client.id", "client.rack",
     "request.timeout.ms", "metadata.max.age.ms", "reconnect.backoff.ms", "reconnect.backoff.max.ms",
 )  # fmt: skip
+
+
+def check(spark: SparkSession, declaration: Declaration, connection: Connection) -> None:
+    """Kafka's consumer and Spark's source take what is declared; neither is asked for records."""
+    from headrace.pipeline.flow import placed
+
+    jvm: Any = spark._jvm
+    consumer = jvm.org.apache.kafka.clients.consumer.ConsumerConfig
+    known = set(consumer.configNames())
+    for name in declaration.kafka:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            example = 'the names are those of Java\'s client: "fetch.max.bytes" = 1000000'
+            raise declaration.wrong(
+                f"Kafka's consumer has no property {name}", "kafka", name,
+                hint=f"did you mean {near[0]}?" if near else example,
+            )  # fmt: skip
+    for value in consumer.configDef().validate(dict(declaration.kafka)):
+        if value.name() in declaration.kafka and value.errorMessages():
+            raise declaration.wrong(str(value.errorMessages()[0]), "kafka", str(value.name()))
+    with placed(declaration, "kafka" if declaration.kafka else "start"):
+        stream(spark, declaration, connection)
 
 
 def stream(

@@ -69,9 +69,11 @@ class _File:
 
 
 def read_table(path: str | Path) -> Table:
-    """The Delta or Parquet table in that folder, as it is now.
+    """The Delta or Parquet table in that folder, as it is now, read without Spark.
 
-    for batch in read_table("tables/trips").batches(Query(columns=("trip", "speed"))): ...
+    Rows come as Arrow batches:
+
+        for batch in read_table("tables/trips").batches(Query(columns=("trip", "speed"))): ...
     """
     if "://" in str(path) and not str(path).startswith("file://"):
         raise UsageError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -20,6 +21,7 @@ from headrace.pipeline import sinks, source
 from headrace.pipeline.aggregate import computed
 from headrace.pipeline.checkpoint import Offsets, parse_offsets
 from headrace.pipeline.declaration import Declaration, Sink, span_s
+from headrace.pipeline.demands import wants
 from headrace.pipeline.ledger import SinkCount
 
 if TYPE_CHECKING:
@@ -36,10 +38,8 @@ def start(run: Run, stream: DataFrame) -> StreamingQuery:
     assert sink.aggregate is not None
     assert declaration.event_time is not None
     assert declaration.watermark is not None
-    rows = run.flow.sort_out(stream).where("_outcome = 'written'")
-    if sink.where:
-        rows = rows.where(sink.where)
-    aged = rows.withWatermark(declaration.event_time, declaration.watermark)
+    rows = run.flow.sort_out(stream).where("_outcome = 'written'").where(wants(declaration, sink))
+    aged = sinks.shape(sink, rows).withWatermark(declaration.event_time, declaration.watermark)
     made = computed(aged, declaration, sink.aggregate)
     writer = made.writeStream.outputMode("append").foreachBatch(lambda found, number: _take(run, sink, found, number))
     return run.start_writer(writer)
@@ -50,33 +50,57 @@ def _take(run: Run, sink: Sink, made: DataFrame, number: int) -> None:
     batch = run.batch(made.sparkSession, number)
     log = _Log(made.sparkSession, run.folder.checkpoint(run.declaration))
     with run.culprit():
-        late = _is_late(run.declaration, sink, log.watermark_ms(number))
-        entry = run.process(_same_records(run, log, number, made.sparkSession), batch, late)
-        entry.sinks.append(_write(sink, made, batch))
+        late = _is_late(run.declaration, sink, log.watermark_ms(number - 1))
+        windows = _Windows(run.declaration, sink, log.watermark_ms(number))
+        entry = run.process(_same_records(run, log, number, made.sparkSession), batch, late, windows.look)
+        entry.sinks.append(_write(sink, made, batch, windows))
     entry.seconds = time.monotonic() - began
     run.enter(entry)
 
 
-def _write(sink: Sink, made: DataFrame, batch: sinks.Batch) -> SinkCount:
+def _write(sink: Sink, made: DataFrame, batch: sinks.Batch, windows: _Windows) -> SinkCount:
     """Finished windows: how many there are is the operator's business, so what came is what was expected."""
     identity = {"_topic": F.lit(""), "_partition": F.lit(0), "_offset": F.lit(0), "_timestamp": F.current_timestamp()}
-    return sinks.write_rows(sink, made.withColumns(identity), batch)
+    written = sinks.write_rows(sink, made.withColumns(identity), batch)
+    took, rows = batch.took(sink, written), written or 0
+    return replace(took, expected=rows, records=rows, watermark=windows.watermark_ms, windows=windows.rows)
+
+
+class _Windows:
+    """To which windows the rows of a batch went, and up to where windows are closed behind it."""
+
+    def __init__(self, declaration: Declaration, sink: Sink, watermark_ms: int) -> None:
+        self._declaration = declaration
+        self._sink = sink
+        self._ends = _window_end(declaration, sink)
+        # A session ends when none of its rows is followed by another: that cannot be told of a row.
+        session = sink.aggregate is not None and sink.aggregate.window is not None and sink.aggregate.window.session
+        self.watermark_ms = None if session else watermark_ms
+        self.rows: dict[int, int] = {}
+
+    def look(self, kept: DataFrame) -> None:
+        """The rows of the batch that go to the sink are counted by the end of the last window that they belong to."""
+        if self.watermark_ms is not None:
+            rows = kept.where("_outcome = 'written'").where(wants(self._declaration, self._sink))
+            grouped = rows.groupBy((self._ends / 1000).cast("long").alias("ends")).count()
+            self.rows = {row["ends"]: row["count"] for row in grouped.collect()}
 
 
 def _is_late(declaration: Declaration, sink: Sink, watermark_ms: int) -> Column | None:
     """Whether the last window that a row belongs to had ended before the watermark."""
+    return _window_end(declaration, sink) <= watermark_ms * 1000 if watermark_ms > 0 else None
+
+
+def _window_end(declaration: Declaration, sink: Sink) -> Column:
+    """When the last window that a row belongs to ends, in microseconds."""
     window = sink.aggregate.window if sink.aggregate else None
-    if watermark_ms <= 0:
-        return None
     at = F.unix_micros(F.col(f"`{declaration.event_time}`"))
     if window is None:
-        end = at
-    elif window.session:
-        end = at + _micros(window.size)
-    else:
-        # Not with Spark's window(): that takes rows without a time out of the batch, and their outcome with them.
-        end = at - F.pmod(at, F.lit(_micros(window.slide or window.size))) + _micros(window.size)
-    return end <= watermark_ms * 1000
+        return at
+    if window.session:
+        return at + _micros(window.size)
+    # Not with Spark's window(): that takes rows without a time out of the batch, and their outcome with them.
+    return at - F.pmod(at, F.lit(_micros(window.slide or window.size))) + _micros(window.size)
 
 
 def _micros(span: str) -> int:
@@ -108,8 +132,8 @@ class _Log:
         return parse_offsets(self._lines("sources/0/0")[-1].lstrip("\x00v1"))
 
     def watermark_ms(self, number: int) -> int:
-        """What was late in the batch: Spark judges by the watermark of the batch before."""
-        if number == 0:
+        """The watermark of a batch: it closes windows in that batch, and rows are late by it in the next."""
+        if number < 0:
             return 0
-        note: dict[str, Any] = json.loads(self._lines(f"offsets/{number - 1}")[1])
+        note: dict[str, Any] = json.loads(self._lines(f"offsets/{number}")[1])
         return int(note.get("batchWatermarkMs", 0))

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headrace.errors import Failed, HeadraceError, Unreachable, UsageError
+from headrace.pipeline import groups
 from headrace.pipeline.changes import recreated
 from headrace.pipeline.checkpoint import Checkpoint, Offsets
 from headrace.pipeline.declaration import Declaration
@@ -62,6 +63,10 @@ def in_words(
             why="nothing of the batch counts as done; it is taken again at the next start",
             hint="make room, then start it again",
         )
+    said = groups.thrown(error)
+    if said is not None:
+        where = declaration.place("into")
+        return Failed(f"{where}: an expression of {declaration.name} cannot be computed", why=said, hint=groups.HINT)
     return Failed(f"pipeline {declaration.name} failed", why=spark_in_words(error)[:500], log=spark_log())
 
 

@@ -11,16 +11,17 @@ one that was cut off here may be repeated there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace.pipeline import dead_letters, sinks
+from headrace.pipeline import dead_letters, many, sinks
 from headrace.pipeline.checkpoint import Checkpoint
 from headrace.pipeline.counted import Counted
 from headrace.pipeline.decode import Learnt
+from headrace.pipeline.demands import wants
 from headrace.pipeline.jobless import Projections
 from headrace.pipeline.kafka_sink import SinkResult, task_of, write_here
 from headrace.pipeline.ledger import BatchEntry, SinkCount
@@ -38,14 +39,14 @@ _SMALL_BYTES = 20_000
 # They are read one after the other; tasks read more of them sooner, side by side.
 _FEW_PARTITIONS = 8
 _PARTS = ("topic", "key", "value", "headers")
-_COUNTED = ("_topic", "_partition", "_offset", "_outcome", "_rule", "_warned")
+_COUNTED = ("_topic", "_partition", "_offset", "_outcome", "_rule")
 
 
 def fits(declaration: Declaration, flow: Flow, checkpoint: str) -> bool:
     """Whether the rows of the pipeline become records of one topic, by the same steps for every batch."""
     alone = len(declaration.sinks) == 1 and declaration.sinks[0].kind == "topic"
     plain = alone and declaration.sinks[0].format == "json" and declaration.sinks[0].aggregate is None
-    steps = declaration.select_step or declaration.where_step or declaration.decode.step
+    steps = declaration.select_step or declaration.where_step or declaration.decode.step or flow.makes_many
     kept = declaration.deduplicate or declaration.watermark
     return plain and not steps and not kept and isinstance(flow.decoder, Learnt) and "://" not in checkpoint
 
@@ -57,6 +58,7 @@ class Relay:
         (self.sink,) = run.declaration.sinks
         self.run = run
         self._checkpoint = Checkpoint(run.folder.checkpoint(run.declaration))
+        self._sums = many.sums(run.flow.demands.counts)
         self._projections: Projections | None = None
         self._is_prepared = False
 
@@ -71,18 +73,21 @@ class Relay:
         table, read = self._rows(raw, self._prepared(raw) if few else None)
         if pc.any(table["_large"]).as_py():
             return None
-        entry = self.run.account(_groups(table), batch)
+        entry = self.run.account(_groups(table, self._sums), batch)
         entry.delivered = read
+        self.run.complete(entry, raw)
         self.run.object_to(entry)
+        batch.expect(entry)
         letters, place = entry.total("dead"), self.run.dead_letters
         if letters and place.kind != "topic":
             return None
         good, dead = (table.filter(pc.equal(table["_which"], which)) for which in ("good", "dead"))
-        if good.num_rows:
-            entry.sinks.append(self._took(write_here(good, batch.into(self.sink.target)), entry))
+        if batch.written:
+            made = write_here(good, batch.into(self.sink.target)) if good.num_rows else SinkResult(0, replayed=False)
+            entry.sinks.append(batch.took(self.sink, _records(made)))
         if letters:
             made = write_here(dead, batch.into(place.target))
-            entry.sinks.append(sinks.took("dead letters", None if made.replayed else made.records, letters))
+            entry.sinks.append(SinkCount.of("dead letters", letters, _records(made)))
         return entry
 
     def _prepared(self, raw: DataFrame) -> Projections | None:
@@ -99,21 +104,18 @@ class Relay:
         return self._sent(read.frame).toArrow(), read.rows
 
     def _sent(self, raw: DataFrame) -> DataFrame:
-        rows = self.run.flow.sort_out(raw)
+        rows = self.run.flow.sort_out(raw).withColumns(self._sums)
+        rows = sending(self.run.declaration, self.sink, rows)
         made = rows.select("*", *_columns(self.run, self.sink, rows)).withColumn("_large", _is_large())
-        return made.select(*_COUNTED, "_which", "_task", "_large", *[_unless_large(part) for part in _PARTS])
-
-    def _took(self, made: SinkResult, entry: BatchEntry) -> SinkCount:
-        expected = None if self.sink.where else entry.total("written")
-        return sinks.took(self.sink.name, None if made.replayed else made.records, expected)
+        parts = [_unless_large(part) for part in _PARTS]
+        return made.select(*_COUNTED, *self._sums, "_which", "_task", "_large", *parts)
 
 
 def _columns(run: Run, sink: Sink, rows: DataFrame) -> list[Column]:
     """What a row becomes, beside what it is."""
-    good, dead = wanted(sink), F.col("_outcome") == "dead"
+    good, dead = F.col("_good"), F.col("_outcome") == "dead"
     record = outgoing(run, sink, rows, F.lit(None).cast(dead_letters.HEADERS))
     return [
-        F.greatest(F.size("_warnings"), F.lit(0)).alias("_warned"),
         F.when(good, "good").when(dead, "dead").alias("_which"),
         task_of(run.tasks).alias("_task"),
         *[record[part].alias(f"_out_{part}") for part in _PARTS],
@@ -131,20 +133,18 @@ def _is_large() -> Column:
     return F.expr(f"_which is not null and {bulk} > {_SMALL_BYTES}")
 
 
-def wanted(sink: Sink) -> Column:
-    """Whether the row goes to the sink."""
-    good = F.col("_outcome") == "written"
-    return good & F.coalesce(F.expr(sink.where), F.lit(False)) if sink.where else good
+def sending(declaration: Declaration, sink: Sink, rows: DataFrame) -> DataFrame:
+    """Sorted-out rows with the columns that the sink selects, and `_good`: whether the row goes to the sink."""
+    good = (F.col("_outcome") == "written") & wants(declaration, sink)
+    return sinks.selected(sink, rows.withColumn("_good", good), F.col("_good"))
 
 
 def outgoing(run: Run, sink: Sink, rows: DataFrame, headers: Column) -> dict[str, Column]:
-    """The record that a sorted-out row becomes: the sink's, with those headers, or the dead letters'."""
-    good = wanted(sink)
-    columns = {name: F.expr(text) for name, text in sink.select.items()} or {
-        name: F.col(f"`{name}`") for name in sinks.columns_of(rows)
-    }
+    """The record that such a row becomes: the sink's, with those headers, or the dead letters'."""
+    good = F.col("_good")
+    columns = {name: F.col(f"`{name}`") for name in sinks.names(sink, rows)}
     key = columns[sink.key].cast("string").cast("binary") if sink.key else F.lit(None).cast("binary")
-    value = F.to_json(F.struct(*[column.alias(name) for name, column in columns.items()])).cast("binary")
+    value = F.to_json(F.struct(*columns.values())).cast("binary")
     letter = dead_letters.letter_headers(run.declaration.name, run.name)
     return {
         "topic": F.when(good, sink.target).otherwise(run.dead_letters.target),
@@ -154,11 +154,16 @@ def outgoing(run: Run, sink: Sink, rows: DataFrame, headers: Column) -> dict[str
     }
 
 
-def _groups(table: pyarrow.Table) -> Iterator[dict[str, Any]]:
+def _records(made: SinkResult) -> int | None:
+    return None if made.replayed else made.records
+
+
+def _groups(table: pyarrow.Table, sums: Iterable[str]) -> Iterator[dict[str, Any]]:
     """As `Run.count` has them from Spark."""
     grouped = table.group_by(["_topic", "_partition", "_outcome", "_rule"]).aggregate(
-        [("_offset", "count"), ("_offset", "min"), ("_offset", "max"), ("_warned", "sum")]
+        [("_offset", "count"), ("_offset", "min"), ("_offset", "max"), *[(name, "sum") for name in sums]]
     )
-    names = {"_offset_count": "records", "_offset_min": "first", "_offset_max": "last", "_warned_sum": "warnings"}
+    names = {"_offset_count": "records", "_offset_min": "first", "_offset_max": "last"}
+    names |= {f"{name}_sum": name for name in sums}
     for row in grouped.to_pylist():
         yield {names.get(name, name): value for name, value in row.items()}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.pipeline.dead_letters import Letter
+from headrace.pipeline.session import java_alive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,11 +31,16 @@ class Trial:
 
     def __call__(self, chosen: Sequence[Letter]) -> None:
         """The letters are counted among the outcomes."""
+        from headrace.pipeline import many
+
         if self._flow is None:
             self._flow = self._prepare()
-        sorted_out = self._flow.sort_out(originals(self._flow.spark, chosen))
-        for row in sorted_out.groupBy("_outcome", "_rule").count().collect():
-            self.outcomes[row["_outcome"], row["_rule"] or ""] += row["count"]
+        with java_alive():
+            sorted_out = self._flow.sort_out(originals(self._flow.spark, chosen))
+            if self._flow.makes_many:
+                sorted_out = many.by_record(sorted_out, ())
+            for row in sorted_out.groupBy("_outcome", "_rule").count().collect():
+                self.outcomes[row["_outcome"], row["_rule"] or ""] += row["count"]
 
 
 def originals(spark: SparkSession, found: Sequence[Letter]) -> DataFrame:
