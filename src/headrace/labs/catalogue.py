@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Sequence
 from importlib import import_module
 
-from headrace.errors import UsageError
+from headrace import UsageError
 from headrace.labs.lab import Lab
 
 NAMES = (
-    "quickstart", "replication", "offsets", "connect",
+    "quickstart", "replication", "offsets", "connect", "bench",
     "iris",
     "transport", "storage", "producers", "concurrent", "keys", "flush", "groups", "transactions",
     "breadcrumbs",

@@ -1,8 +1,8 @@
 """The clusters that labs run on: the running one of the home if it fits, else clusters of the labs' own.
 
 Own clusters live in `labs/cluster-…` under the home, one per topology, and are shared by all labs of a run; at its end
-they are taken down with their data, unless they shall be kept. A lab that kills nodes never gets a cluster that a
-person has started.
+they are taken down with their data, unless they shall be kept. Those of a run that was killed are gone before the next
+one begins. A lab that kills nodes never gets a cluster that a person has started.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from headrace.cluster import Cluster
-from headrace.errors import HeadraceError
+from headrace import Cluster, HeadraceError
+from headrace.cluster.lab_runs import KEPT, LabRuns
 from headrace.home import Home
 from headrace.labs.lab import Needs
 from headrace.labs.result import labs_folder
@@ -35,6 +35,7 @@ class Clusters:
         self._fresh = fresh
         self._progress = progress
         self._started: dict[Path, Cluster] = {}
+        LabRuns(home).remove_left()
 
     def cluster_for(self, needs: Needs) -> Cluster:
         """A running cluster that has what the lab needs."""
@@ -47,8 +48,10 @@ class Clusters:
 
     def close(self) -> None:
         """Every cluster that was started here is gone, unless it shall stay."""
-        if not self.keep:
-            for folder in list(self._started):
+        for folder in list(self._started):
+            if self.keep:
+                (folder / KEPT).touch(mode=0o600)
+            else:
                 self._remove(folder)
 
     def release_others(self, needs: Needs) -> None:

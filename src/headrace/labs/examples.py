@@ -10,10 +10,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from headrace import Pipeline, Query, RunReport, read_table
 from headrace.home import Home
 from headrace.labs.workbench import Workbench
-from headrace.pipeline.pipeline import Pipeline, RunReport, example
-from headrace.pipeline.tables import Query, read_table
+from headrace.pipeline.pipeline import example
+
+
+def declaration_of(name: str) -> str:
+    """The headrace.toml of the example."""
+    return example(name).read_text(encoding="utf-8")
 
 
 class Example:
@@ -32,7 +37,7 @@ class Example:
         lab = self._lab
         lab.shows(f"headrace pipeline run {self.name} --once", f"headrace pipeline ledger {self.name}")
         report = self.pipeline.run(lab.cluster, once=True, spark=lab.spark)
-        lab.output(str(report))
+        lab.say(f"The run: {report}.")
         if report.ledger:
             lab.table(
                 "the ledger: what became of every record",

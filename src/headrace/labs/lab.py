@@ -10,13 +10,14 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
-
-from headrace.errors import UsageError
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from headrace.labs.workbench import Workbench
+
+from headrace import UsageError
 
 Profile = Literal["full", "fast"]
 
@@ -31,24 +32,38 @@ DOCUMENTS = {
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number or word that can be changed with --param. `default` is the document's, `fast` the tests'."""
+    """A number that can be changed with --param, within a range. `default` is the document's, `fast` the tests'."""
 
     name: str
-    default: Any
+    default: int | float
     says: str
-    fast: Any = None
+    fast: int | float | None = None
+    #: Outside of this range the experiment would check nothing, or not come to an end.
+    least: float = 1
+    most: float = 1_000_000
 
-    def parse(self, text: str) -> Any:
+    @property
+    def range(self) -> str:
+        kind = "a whole number" if isinstance(self.default, int) else "a number"
+        return f"{kind} from {_plain(self.least)} to {_plain(self.most)}"
+
+    def parse(self, text: str) -> int | float:
         """The value that was written on the command line, of the same type as the default."""
-        kind = type(self.default)
         try:
-            if kind is bool:
-                return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
-            return kind(text)
-        except (ValueError, KeyError):
+            value = type(self.default)(text)
+        except ValueError:
+            value = nan
+        if not self.least <= value <= self.most:
             raise UsageError(
-                f"{text!r} cannot be the parameter {self.name}", why=f"a {kind.__name__} like {self.default} is needed"
-            ) from None
+                f"invalid value for the parameter {self.name}: {text!r}",
+                why=f"{self.name} ({self.says}) is {self.range}",
+                hint=f"--param {self.name}={self.default}",
+            )
+        return value
+
+
+def _plain(number: float) -> str:
+    return f"{number:,.0f}" if number == int(number) else f"{number:g}"
 
 
 @dataclass(frozen=True)
@@ -74,6 +89,10 @@ class Lab:
     parameters: tuple[Parameter, ...] = ()
     #: It spends most of its time waiting, so others may run beside it.
     waits: bool = False
+    #: What its commands need beside what they make themselves, by file name: schemas, a headrace.toml.
+    files: Mapping[str, Callable[[], str]] = field(default_factory=dict)
+    #: It measures speed, so nothing may run beside it.
+    alone: bool = False
 
     @property
     def name(self) -> str:
@@ -100,8 +119,10 @@ class Lab:
         return SimpleNamespace(**values)
 
 
-def require_known(labs: Sequence[Lab], given: Mapping[str, str]) -> None:
-    """Every given parameter is one of some lab that will run."""
+def require_valid(labs: Sequence[Lab], given: Mapping[str, str]) -> None:
+    """Every given parameter is one of some lab that will run, with a value that it can have."""
+    for lab in labs:
+        lab.values("full", given)
     for name in given:
         if not any(parameter.name == name for lab in labs for parameter in lab.parameters):
             known = sorted({parameter.name for lab in labs for parameter in lab.parameters})

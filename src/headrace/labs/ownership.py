@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from headrace.errors import HeadraceError
+from headrace import Groups, HeadraceError
 from headrace.labs.figures import COLOURS, GREY
-from headrace.runtime.rounds import Rounds
+from headrace.runtime.periodic import Rounds
 from headrace.transport.client import HasBootstrap
-from headrace.transport.groups import Groups
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

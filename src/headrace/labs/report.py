@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import html
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -47,24 +48,39 @@ def quantity(value: float, unit: str) -> str:
     return f"{digits} {unit}".rstrip()
 
 
+def totals(results: Sequence[LabResult]) -> str:
+    """How the labs ended and what their checks say; a lab that stopped early has made fewer checks than it would."""
+    verdicts = Counter(one.verdict for one in results)
+    checks = sum(len(one.checks) for one in results)
+    failed = sum(len(one.failed) + len(one.excused) for one in results)
+    early = [one.name for one in results if one.trouble]
+    parts = [
+        f"{len(results)} of {len(NAMES)} labs: {verdicts['green']} green, {verdicts['red']} red"
+        + (f", {verdicts['inconclusive']} inconclusive" if verdicts["inconclusive"] else ""),
+        f"{checks - failed} of {checks} checks hold",
+    ]
+    if early:
+        parts.append(f"not all checks were made by {', '.join(early)}")
+    return " · ".join(parts)
+
+
 # -- Markdown ---------------------------------------------------------------------------------------------------
 
 
 def to_markdown(results: Sequence[LabResult], pictures: Any) -> str:
     """The labs one after another; `pictures` gives the folder of a lab's picture files."""
-    parts = [] if len(results) == 1 else [f"# {_TITLE}\n", _summary_markdown(results)]
+    parts = [] if len(results) == 1 else [f"# {_TITLE}\n", f"{totals(results)}\n", _summary_markdown(results)]
     parts += [_lab_markdown(result, pictures(result)) for result in results]
     return "\n".join(parts)
 
 
 def _summary_markdown(results: Sequence[LabResult]) -> str:
     lines = ["| lab | rows | verdict | checks | time | |", "|---|---|---|---|---|---|"]
-    for one in results:
-        held = len(one.checks) - len(one.failed)
-        lines.append(
-            f"| [{one.name}](#{one.name}) | {' '.join(one.rows)} | {one.verdict} | {held} of {len(one.checks)} "
-            f"| {duration(one.seconds)} | {_cell(one.reason or one.title)} |"
-        )
+    lines += [
+        f"| [{one.name}](#{one.name}) | {' '.join(one.rows)} | {one.verdict} | {one.held} of {len(one.checks)} "
+        f"| {duration(one.seconds)} | {_cell(one.reason or one.title)} |"
+        for one in results
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -102,7 +118,7 @@ def entry_markdown(entry: Entry, pictures: Path) -> list[str]:
         case "output":
             return ["```", facts["text"], "```", ""]
         case "check":
-            return [f"- {'✓' if facts['holds'] else '✗'} {_check_words(facts)}", ""]
+            return [f"- {mark(facts)} {_check_words(facts)}", ""]
         case "measure":
             note = f" ({facts['note']})" if facts["note"] else ""
             return [f"- {facts['what']}: **{quantity(facts['value'], facts['unit'])}**{note}", ""]
@@ -114,7 +130,14 @@ def entry_markdown(entry: Entry, pictures: Path) -> list[str]:
 
 def _check_words(facts: dict[str, Any]) -> str:
     words = f"{facts['what']}: expected {facts['expected']}, seen {facts['seen']}"
+    if facts.get("excuse"):
+        return f"{words} ({facts['excuse']})"
     return words if facts["holds"] or not facts["look"] else f"{words}. Look at: `{facts['look']}`"
+
+
+def mark(facts: dict[str, Any]) -> str:
+    """Whether a check holds, as a sign."""
+    return "✓" if facts["holds"] else "?" if facts.get("excuse") else "✗"
 
 
 def table_markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -165,16 +188,12 @@ def to_html(home: Home, results: Sequence[LabResult]) -> str:
 
 
 def _header_html(title: str, results: Sequence[LabResult]) -> str:
-    green = sum(one.verdict == "green" for one in results)
-    checks = sum(len(one.checks) for one in results)
-    held = checks - sum(len(one.failed) for one in results)
-    told = f"{green} of {len(results)} green · {held} of {checks} checks hold"
-    head = f'<header><h1>{_text(title)}</h1><p class="told">{told}</p>'
+    head = f'<header><h1>{_text(title)}</h1><p class="told">{_text(totals(results))}</p>'
     if len(results) == 1:
         return head + "</header>"
     rows = "".join(
         f'<tr><td><a href="#{one.name}">{one.name}</a></td><td>{" ".join(one.rows)}</td><td>{_pill(one.verdict)}</td>'
-        f'<td class="number">{len(one.checks) - len(one.failed)} / {len(one.checks)}</td>'
+        f'<td class="number">{one.held} / {len(one.checks)}</td>'
         f'<td class="number">{duration(one.seconds)}</td><td>{_text(one.reason or one.title)}</td></tr>'
         for one in results
     )
@@ -253,9 +272,11 @@ def _entry_html(entry: Entry, folder: Path) -> str:
 
 
 def _check_html(facts: dict[str, Any]) -> str:
+    excuse = facts.get("excuse", "")
     look = f" <code>{_text(facts['look'])}</code>" if facts["look"] and not facts["holds"] else ""
+    look = f" <span>{_text(excuse)}</span>" if excuse else look
     return (
-        f'<li class="{"holds" if facts["holds"] else "fails"}"><b>{_text(facts["what"])}</b> '
+        f'<li class="{"holds" if facts["holds"] else "excused" if excuse else "fails"}"><b>{_text(facts["what"])}</b> '
         f"<span>expected {_text(facts['expected'])}</span> <span>seen {_text(facts['seen'])}</span>{look}</li>"
     )
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from headrace.home import Home, read_json, write_json
 
-Verdict = Literal["green", "red"]
+Verdict = Literal["green", "red", "inconclusive"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class Trouble:
     hint: str | None = None
     log: str | None = None
     trace: str | None = None
+    #: The machine was too busy: a quiet one might have come to the end.
+    busy: bool = False
 
 
 @dataclass
@@ -70,26 +72,38 @@ class LabResult:
 
     @property
     def failed(self) -> list[dict[str, Any]]:
-        return [check for check in self.checks if not check["holds"]]
+        return [check for check in self.checks if not check["holds"] and not check.get("excuse")]
 
     @property
-    def measurements(self) -> list[dict[str, Any]]:
-        return [entry.facts for entry in self.entries if entry.kind == "measure"]
+    def excused(self) -> list[dict[str, Any]]:
+        """Measurements of time that do not hold, on a machine that was too busy for them."""
+        return [check for check in self.checks if not check["holds"] and check.get("excuse")]
+
+    @property
+    def held(self) -> int:
+        """How many checks hold."""
+        return len(self.checks) - len(self.failed) - len(self.excused)
 
     @property
     def verdict(self) -> Verdict:
         """Green if it came to its end, checked something, and every check holds."""
-        return "green" if self.checks and not self.failed and not self.trouble else "red"
+        if self.failed or (self.trouble and not self.trouble.busy):
+            return "red"
+        if self.excused or self.trouble:
+            return "inconclusive"
+        return "green" if self.checks else "red"
 
     @property
     def reason(self) -> str:
-        """Why it is red, in one line."""
+        """Why it is not green, in one line."""
         if self.trouble:
-            return self.trouble.problem
-        if self.failed:
-            first = self.failed[0]
-            more = f" (and {len(self.failed) - 1} more)" if len(self.failed) > 1 else ""
-            return f"{first['what']}: expected {first['expected']}, seen {first['seen']}{more}"
+            return f"{self.trouble.why}; {self.trouble.problem}" if self.trouble.busy else self.trouble.problem
+        broken = self.failed or self.excused
+        if broken:
+            first = broken[0]
+            more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+            words = f"{first['what']}: expected {first['expected']}, seen {first['seen']}{more}"
+            return words if self.failed else f"{first['excuse']}; {words}"
         return "" if self.checks else "nothing was checked"
 
     def to_json(self) -> dict[str, Any]:
@@ -106,7 +120,7 @@ class LabResult:
 
 
 def labs_folder(home: Home) -> Path:
-    return home.root / "labs"
+    return home.labs
 
 
 def result_folder(home: Home, name: str) -> Path:

@@ -14,25 +14,29 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from headrace.cluster import Cluster
-from headrace.errors import HeadraceError
+from headrace import Cluster, HeadraceError, NodeFailed, Unreachable
 from headrace.home import Home
 from headrace.labs.clusters import Clusters
-from headrace.labs.lab import Lab, Profile, require_known
+from headrace.labs.consoles import SharedConsoles
+from headrace.labs.lab import Lab, Profile, require_valid
+from headrace.labs.load import Load
 from headrace.labs.report import write_reports
-from headrace.labs.result import Entry, LabResult, Trouble, kept, now, result_folder, save
+from headrace.labs.result import Entry, LabResult, Trouble, kept, labs_folder, now, result_folder, save
 from headrace.labs.sessions import SharedSession
-from headrace.labs.workbench import Stopped, Workbench
+from headrace.labs.workbench import Stopped, TooBusy, Workbench
 from headrace.progress import SILENT, Progress
+from headrace.runtime.waiting import NotYet
 
 # More than these side by side would no longer mostly wait.
 _MOST_WAITING = 4
 _LOG_BYTES = 200_000
+# How long an interrupted run waits for labs beside it: each stops at its next step, and a step may read for a while.
+_STOP_WITHIN_S = 20.0
 
 
 class Listener(Protocol):
@@ -60,25 +64,29 @@ class RunOptions:
 
 
 def run_labs(home: Home, labs: Sequence[Lab], options: RunOptions, listener: Listener) -> list[LabResult]:
-    """Every lab was run; the results in the order of `labs`, kept under the home with their reports."""
-    require_known(labs, options.given)
+    """Every lab was run; the results in the order of `labs`, kept under the home with their reports.
+
+    An interrupt ends the lab at work, which says so; what has ended before keeps its result and its report.
+    """
+    require_valid(labs, options.given)
     home.create()
-    clusters = Clusters(home, fresh=options.fresh, keep=options.keep, progress=options.progress)
-    run = _Run(home, clusters, options, listener)
-    try:
-        run.all(labs)
-    finally:
-        run.stopping.set()
-        run.session.stop()
-        clusters.close()
-    results = [run.results[lab.name] for lab in labs]
-    write_reports(home, results)
+    folder = Home(labs_folder(home))
+    folder.create()
+    with folder.lock(f"lab run {' '.join(lab.name for lab in labs)}"):
+        clusters = Clusters(home, fresh=options.fresh, keep=options.keep, progress=options.progress)
+        run = _Run(home, clusters, options, listener)
+        try:
+            run.all(labs)
+        finally:
+            run.end()
+            results = [run.results[lab.name] for lab in labs if lab.name in run.results]
+            write_reports(home, results)
     return results
 
 
 def ordered(labs: Sequence[Lab]) -> tuple[list[Lab], list[Lab], list[Lab]]:
     """Waiting ones, then the others on the shared topology by what they need, then those that run alone."""
-    alone = [lab for lab in labs if lab.needs.faults or lab.needs.brokers != 3 or lab.needs.racks]
+    alone = [lab for lab in labs if lab.alone or lab.needs.faults or lab.needs.brokers != 3 or lab.needs.racks]
     alone.sort(key=lambda lab: (lab.needs.brokers, lab.needs.racks))
     shared = [lab for lab in labs if lab not in alone]
     waiting = [lab for lab in shared if lab.waits and len(shared) > 1]
@@ -95,19 +103,31 @@ class _Run:
         self.listener = listener
         self.results: dict[str, LabResult] = {}
         self.stopping = threading.Event()
+        self._background: list[Future[None]] = []
         self.session = SharedSession(home, options.spark, options.progress)
+        self.consoles = SharedConsoles(labs_folder(home) / "console")
 
     def all(self, labs: Sequence[Lab]) -> None:
         waiting, front, alone = ordered(labs)
-        background = [self._beside(waiting[at::_MOST_WAITING]) for at in range(min(_MOST_WAITING, len(waiting)))]
+        for at in range(min(_MOST_WAITING, len(waiting))):
+            self._background.append(self._beside(waiting[at::_MOST_WAITING]))
         for lab in front:
             self._one(lab)
-        for future in background:
+        for future in self._background:
             future.result()
         self.session.stop()  # its memory is wanted by the larger clusters
+        self.consoles.close()
         for lab in alone:
             self.clusters.release_others(lab.needs)
             self._one(lab)
+
+    def end(self) -> None:
+        """No lab runs any more, and nothing that was started for labs is left."""
+        self.stopping.set()
+        wait(self._background, _STOP_WITHIN_S)
+        self.session.stop()
+        self.consoles.close()
+        self.clusters.close()
 
     def _beside(self, labs: Sequence[Lab]) -> Future[None]:
         """The labs run one after another beside what the caller does."""
@@ -117,21 +137,28 @@ class _Run:
         def work() -> None:
             try:
                 for lab, cluster in prepared:
-                    self._run(lab, cluster)
+                    if not self.stopping.is_set():
+                        self._run(lab, cluster)
                 done.set_result(None)
             except BaseException as error:
                 done.set_exception(error)
 
-        # A daemon: an interrupted run must not wait for it.
+        # A daemon: an interrupted run waits for it only so long.
         threading.Thread(target=work, name=f"labs {labs[0].name}…", daemon=True).start()
         return done
 
     def _one(self, lab: Lab) -> None:
         self._run(lab, self._cluster(lab))
+        if self.stopping.is_set():
+            raise KeyboardInterrupt
 
     def _cluster(self, lab: Lab) -> Cluster | HeadraceError:
+        load = Load()
         try:
             return self.clusters.cluster_for(lab.needs)
+        except (Unreachable, NodeFailed) as error:
+            # Whether a cluster is up in time is no matter of the lab's.
+            return TooBusy(error.problem, why=load.excuse) if load.excuse else error
         except HeadraceError as error:
             return error
 
@@ -176,13 +203,18 @@ class _Run:
             listen=lambda entry: self.listener.told(lab, entry),
             stopping=self.stopping,
             spark=self.session.get,
+            consoles=self.consoles.get,
         )
         marks = _log_ends(cluster)
         try:
             lab.run(bench)
+        except (NotYet, Unreachable) as error:
+            # Nobody answered in time: on a busy machine that says nothing.
+            result.trouble = Trouble(str(error).splitlines()[0], bench.excuse, busy=bool(bench.excuse))
         except HeadraceError as error:
             result.trouble = _trouble(error)
-        except Stopped:
+        except (Stopped, KeyboardInterrupt):
+            self.stopping.set()
             result.trouble = Trouble("it was interrupted")
         except Exception as error:
             result.trouble = Trouble(
@@ -191,14 +223,14 @@ class _Run:
                 trace=traceback.format_exc(limit=-6),
             )
         result.entries = bench.entries
-        if result.verdict == "red":
+        if result.verdict != "green":
             result.logs = _keep_logs(marks, result_folder(self.home, lab.name) / "logs")
         result.kept_topics = bench.topics if self.options.keep else []
         self._tidy(bench, lab, cluster, result)
 
     def _tidy(self, bench: Workbench, lab: Lab, cluster: Cluster, result: LabResult) -> None:
         try:
-            if lab.needs.faults:
+            if lab.needs.faults and not self.stopping.is_set():
                 cluster.up()  # whatever was killed runs again
             bench.tidy(keep=self.options.keep)
         except Exception as error:
@@ -208,7 +240,8 @@ class _Run:
 
 
 def _trouble(error: HeadraceError) -> Trouble:
-    return Trouble(error.problem, error.why, error.hint, str(error.log) if error.log else None)
+    log = str(error.log) if error.log else None
+    return Trouble(error.problem, error.why, error.hint, log, busy=isinstance(error, TooBusy))
 
 
 def _facts(cluster: Cluster, *, own: bool) -> dict[str, Any]:

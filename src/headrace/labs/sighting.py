@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from headrace import Connection, Record
 from headrace.runtime.waiting import eventually
-from headrace.transport.client import Connection
 from headrace.transport.offsets import Isolation
-from headrace.transport.records import Record
 
 
 @dataclass(frozen=True, slots=True)

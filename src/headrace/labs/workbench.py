@@ -3,7 +3,8 @@
 Everything that is said here becomes an `Entry` of the result, in order, and is told at once to whoever listens. Topics
 and groups that an experiment asks for are removed at its end, newest first, whatever happened in between.
 
-Invariant: `check` compares with what was seen on the live cluster; it is the only way to a green lab.
+Invariants: `check` compares with what was seen on the live cluster; it is the only way to a green lab. What stands in a
+box below a command is what `types` saw that command print. A file that a command names was made by a command before it.
 """
 
 from __future__ import annotations
@@ -18,33 +19,58 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from headrace.errors import Failed, HeadraceError, Unreachable, UsageError
+from headrace import Admin, Connection, Failed, Groups, HeadraceError, NewTopic, Unreachable, UsageError
+from headrace.home import FOLDER
 from headrace.labs.expect import holds, shown
+from headrace.labs.load import Load
 from headrace.labs.result import Entry
+from headrace.runtime.process import MARKER
 from headrace.runtime.waiting import NotYet, eventually
-from headrace.transport.admin import Admin
-from headrace.transport.client import Connection
-from headrace.transport.groups import Groups
-from headrace.transport.topics import NewTopic, Partition
+from headrace.transport.topics import Partition
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from headrace.cluster import Cluster
+    from headrace.labs.consoles import ConsoleApi
 
 _CELL = 100
+_COLUMNS = 110
+_CONSOLE_WITHIN_S = 60.0
+#: What decides on the time until a dead broker, or a dead controller, is replaced.
+FAIL_OVER = (
+    "broker.heartbeat.interval.ms", "broker.session.timeout.ms",
+    "controller.quorum.fetch.timeout.ms", "controller.quorum.election.timeout.ms",
+)  # fmt: skip
+# A killed member of a group is missed after its session timeout, 45 s by default.
+_MEMBERS_GONE_S = 60.0
 
 
 class Stopped(Exception):
     """The run was interrupted."""
+
+
+class TooBusy(Failed):
+    """Something took too long on a machine on which others used most of the CPU."""
+
+
+@dataclass(frozen=True)
+class Typed:
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
 
 
 class Workbench:
@@ -62,6 +88,7 @@ class Workbench:
         listen: Callable[[Entry], None] = lambda _: None,
         stopping: threading.Event | None = None,
         spark: Callable[[], Any] | None = None,
+        consoles: Callable[[str], ConsoleApi] | None = None,
     ) -> None:
         self.name = name
         self.cluster = cluster
@@ -75,6 +102,8 @@ class Workbench:
         self._listen = listen
         self._stopping = stopping or threading.Event()
         self._spark = spark
+        self._consoles = consoles
+        self._load: Load | None = None
         self._children: list[tuple[subprocess.Popen[bytes], Path]] = []
         self._tidy = ExitStack()
 
@@ -83,6 +112,7 @@ class Workbench:
     def step(self, title: str, why: str = "") -> None:
         """A new step begins: what is done, and why."""
         self._stop_if_asked()
+        self._load = Load(node.pid for node in self.cluster.node_states() if node.pid)
         self._add("step", title=title, why=" ".join(why.split()))
 
     def say(self, text: str) -> None:
@@ -90,24 +120,84 @@ class Workbench:
         self._add("say", text=" ".join(text.split()))
 
     def shows(self, *lines: str) -> None:
-        """The command lines that a person would type for what is done next."""
+        """The command lines that a person would type for what is done next, or in another terminal meanwhile."""
         self._stop_if_asked()
         for line in lines:
             self._add("command", line=line)
 
-    def output(self, text: str | Iterable[object], *, most: int = 12) -> None:
-        """What came out, or the beginning of it."""
-        lines = text.splitlines() if isinstance(text, str) else [str(line) for line in text]
-        more = [f"… {len(lines) - most:,} more lines"] if len(lines) > most + 1 else []
-        self._add("output", text="\n".join((lines[:most] if more else lines) + more))
+    def types(self, line: str, *, most: int = 12, code: int = 0, within_s: float = 120.0) -> Typed:
+        """The command line is typed in the folder of this run, and what it prints stands below it.
 
-    def check(self, what: str, expected: object, seen: object, *, look: str = "", needed: bool = False) -> bool:
-        """Whether what is seen is what was expected. `look` tells where to look if not; `needed` then ends the lab."""
+        Another exit code than `code` ends the lab.
+        """
+        self.shows(line)
+        done = self._typed(line, within_s)
+        lines = [*done.out.splitlines(), *done.err.splitlines()]
+        more = [f"… {len(lines) - most:,} more lines"] if len(lines) > most + 1 else []
+        if lines:
+            self._add("output", text="\n".join((lines[:most] if more else lines) + more))
+        if done.code != code:
+            raise Failed(f"`{line}` ended with code {done.code}", why="; ".join(lines[-4:]))
+        return done
+
+    def _typed(self, line: str, within_s: float) -> Typed:
+        # As in a shell of the user's, whose nearest cluster is this one, and whatever `headrace` is on the path.
+        python = shlex.quote(sys.executable)
+        shell = f'headrace() {{ {python} -m headrace "$@"; }}; python() {{ {python} "$@"; }}; {line}'
+        place = {"HEADRACE_HOME": str(self.cluster.home.root), "COLUMNS": str(_COLUMNS)}
+        child = subprocess.Popen(
+            ["sh", "-c", shell], cwd=self.files, env={**os.environ, **place}, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + within_s
+        while True:
+            try:
+                out, err = child.communicate(timeout=0.5)
+            except subprocess.TimeoutExpired:
+                if self._stopping.is_set() or time.monotonic() > deadline:
+                    end(child, signal.SIGKILL)
+                    child.communicate()
+                    self._stop_if_asked()
+                    raise self._late(f"`{line}` did not end within {within_s:g} s", "") from None
+            else:
+                return Typed(child.returncode, out, err)
+
+    def lay_out(self) -> None:
+        """The files that this lab's commands need are in its folder, by the command that gives them to a person."""
+        self.types(f"headrace lab files {self.name}")
+
+    def sample(self, kind: str, records: int, file: str, *options: str) -> Path:
+        """A file of example data, made by the command that is shown."""
+        seed = () if kind == "iris" else ("--records", records, "--seed", self.seed)
+        self.types(quoted("headrace", "sample", kind, *seed, *options, "-o", file))
+        return self.files / file
+
+    def numbers(self, count: int, file: str = "numbers.txt") -> Path:
+        """A file of the numbers from 0, one a line; as `{"n": 0}` if its name ends in ndjson."""
+        as_json = """ | sed 's/.*/{"n": &}/'""" if file.endswith(".ndjson") else ""
+        self.types(f"seq 0 {count - 1}{as_json} > {file}")
+        return self.files / file
+
+    def check(
+        self, what: str, expected: object, seen: object, *, look: str = "", needed: bool = False, timing: bool = False
+    ) -> bool:
+        """Whether what is seen is what was expected. `look` tells where to look if not; `needed` then ends the lab.
+
+        With `timing` it depends on how fast this machine is: a busy one makes it inconclusive, not red.
+        """
         good = holds(expected, seen)
-        self._add("check", what=what, expected=_cell(expected), seen=_cell(seen), holds=good, look=look)
+        facts = {"what": what, "expected": _cell(expected), "seen": _cell(seen), "holds": good, "look": look}
+        if timing and not good:
+            facts["excuse"] = self.excuse
+        self._add("check", **facts)
         if needed and not good:
             raise Failed(f"{what}: expected {_cell(expected)}, seen {_cell(seen)}", hint=look or None)
         return good
+
+    @property
+    def excuse(self) -> str:
+        """Why a measurement of time says nothing on this machine now; empty if it does."""
+        return self._load.excuse if self._load else ""
 
     def measure(self, what: str, value: float, unit: str, note: str = "") -> None:
         """A figure that the report tells, without a judgement."""
@@ -148,11 +238,55 @@ class Workbench:
             raise Failed("this run has no Spark")
         return self._spark()
 
+    @property
+    def console(self) -> ConsoleApi:
+        """The console of this cluster, which all labs of a run share."""
+        if self._consoles is None:
+            raise Failed("this run has no console")
+        return self._consoles(self.cluster.bootstrap)
+
+    def watch(self, topic: str, records: int, lags: Mapping[str, int] | None = None, *, note: str = "") -> None:
+        """What the console shows of the topic is what was sent to it, what is stored, and what groups have not read."""
+        self.step(f"What the console shows of {topic}", note)
+        self.shows(f"headrace console --bootstrap {self.cluster.bootstrap}")
+        self.say(f"The page /topics/{topic}, and what its API says:")
+        (size,) = self.admin.topic_sizes([topic])
+        wanted = {"records": records, "bytes stored": size.size_bytes}
+        wanted |= {f"lag of {group}": lag for group, lag in (lags or {}).items()}
+        seen: dict[str, Any] = {}
+
+        def agrees() -> bool:
+            seen.update(self._shown(topic, lags or {}))
+            return seen == wanted
+
+        # It looks every other second, at bytes less often.
+        with contextlib.suppress(NotYet):
+            eventually(agrees, _CONSOLE_WITHIN_S, every_s=0.2)
+        for name, value in wanted.items():
+            self.check(f"the console: {name}", value, seen.get(name), look=f"{self.console.address}/topics/{topic}")
+
+    def _shown(self, topic: str, groups: Iterable[str]) -> dict[str, Any]:
+        status, told = self.console("GET", f"/api/topics/{quote(topic)}")
+        now = (told.get("now") if status == 200 else None) or {}
+        shown = {"records": now.get("offsets"), "bytes stored": now.get("size_bytes")}
+        for group in groups:
+            status, told = self.console("GET", f"/api/groups/{quote(group)}")
+            shown[f"lag of {group}"] = told.get("lag") if status == 200 else None
+        return shown
+
+    def timers(self, *names: str) -> str:
+        """What decides how long a fail-over takes, the settings as a broker tells them: the note of a measurement."""
+        told = self.admin.broker_configs(min(self.admin.live_brokers()))
+        held = ", ".join(f"{name}={told[name].value}" for name in names or FAIL_OVER if name in told)
+        return f"{self.cluster.reports}; with {held}"
+
     @cached_property
     def files(self) -> Path:
         """A folder for the files of this run. One that a killed run has left is gone with its result."""
         made = self._folder / "files"
         made.mkdir(mode=0o700, parents=True)
+        # As in the folder in which a person has typed `headrace up`.
+        (made / FOLDER).symlink_to(self.cluster.home.root)
         self._tidy.callback(shutil.rmtree, made, ignore_errors=True)
         return made
 
@@ -164,32 +298,40 @@ class Workbench:
         configs: Mapping[str, str] | None = None,
         *,
         assignment: Sequence[Sequence[int]] | None = None,
-        quietly: bool = False,
+        fixed: bool = False,
     ) -> str:
-        """The topic exists, empty; at the end it is gone. An assignment names the replicas of each partition."""
+        """The topic exists, empty; at the end it is gone. An assignment names the replicas of each partition.
+
+        A topic of that name which no lab has made is the user's and stays as it is: the name is then another one, or
+        with `fixed` that is an error.
+        """
+        if not fixed and self._is_users(name):
+            name = next(other for other in (f"{name}-{at}" for at in count(2)) if not self._is_users(other))
         replicas = replication or min(3, len(self.cluster.spec.brokers))
         wanted = NewTopic(name, partitions, replicas, dict(configs or {}))
         shape = f"--partitions {partitions} --replication {replicas}"
         if assignment:
             wanted = NewTopic(name, configs=wanted.configs, assignment=assignment)
             shape = "--assignment " + ",".join(":".join(map(str, brokers)) for brokers in assignment)
-        if not quietly:
-            settings = "".join(f" --set {key}={value}" for key, value in wanted.configs.items())
-            self.shows(f"headrace topic create {name} {shape}{settings}")
+        settings = "".join(f" --set {key}={value}" for key, value in wanted.configs.items())
+        self.shows(f"headrace topic create {name} {shape}{settings}")
         self.claim_topic(name)
         self.admin.create_topics([wanted])
         return name
 
     def claim_topic(self, name: str) -> str:
         """No topic has that name, and the one that the experiment will make is gone at the end."""
+        if self._is_users(name):
+            raise UsageError(f"the topic {name!r} is already there", why="no lab of this cluster has made it",
+                             hint=f"headrace lab run {self.name} --fresh takes a cluster of its own")  # fmt: skip
         if name in {found.name for found in self.admin.topics()}:
-            if not self._may_replace(name):
-                raise UsageError(f"the topic {name!r} is already there", why="no lab of this cluster has made it",
-                                 hint=f"headrace lab run {self.name} --fresh takes a cluster of its own")  # fmt: skip
             self.admin.delete_topics([name])
         self.topics.append(name)
         self._tidy.callback(self._drop_topic, name)
         return name
+
+    def _is_users(self, name: str) -> bool:
+        return name in {found.name for found in self.admin.topics()} and not self._may_replace(name)
 
     def _drop_topic(self, name: str) -> None:
         with contextlib.suppress(HeadraceError):
@@ -220,16 +362,40 @@ class Workbench:
             taken = {group.group for group in groups.list()}
         # One that still has members, of a run that was killed, is left alone.
         free = name if name not in taken else next(n for n in (f"{name}-{at}" for at in count(2)) if n not in taken)
-        self._tidy.callback(self._drop_group, free)
+        self._tidy.callback(self._drop_group, free, _MEMBERS_GONE_S)
         return free
 
-    def _drop_group(self, name: str) -> None:
-        with contextlib.suppress(HeadraceError), Groups(self.cluster) as groups:
-            groups.delete([name])
+    def _drop_group(self, name: str, within_s: float = 0.0) -> None:
+        """The group is gone, if its members are within that time: a killed one stays until its session expires."""
+        with contextlib.suppress(HeadraceError, NotYet), Groups(self.cluster) as groups:
+
+            def gone() -> bool:
+                with contextlib.suppress(HeadraceError):
+                    groups.delete([name])
+                return name not in {group.group for group in groups.list()}
+
+            eventually(gone, within_s, every_s=0.5)
+
+    @contextmanager
+    def cluster_beside(self, name: str, kafka: Mapping[str, str], *, brokers: int = 1) -> Iterator[Cluster]:
+        """A small cluster with settings of its own, for as long as the block runs."""
+        from headrace.cluster import Cluster
+
+        # Beside the labs' other clusters, where it is found if this run is killed.
+        home = self._folder.parent / f"cluster-{name}"
+        cluster = Cluster(home, brokers=brokers, kafka=dict(kafka))
+        try:
+            cluster.up()
+            yield cluster
+        finally:
+            cluster.down(wipe=True)
+            shutil.rmtree(home, ignore_errors=True)
 
     def process(self, *words: object, output: Path | None = None) -> subprocess.Popen[bytes]:
         """`headrace WORDS` runs as a process of its own, to be ended or killed; at the end it is gone."""
-        argv = [sys.executable, "-m", "headrace", *map(str, words), "--bootstrap", self.cluster.bootstrap]
+        # Python passes over an -X that it does not know: by its marker the process is found if this one is killed.
+        marker = f"{MARKER}{self.files}"
+        argv = [sys.executable, "-X", marker, "-m", "headrace", *map(str, words), "--bootstrap", self.cluster.bootstrap]
         said = self.files / f"said-{len(self._children)}.txt"
         with (output or Path(os.devnull)).open("wb") as out, said.open("wb") as err:
             child = subprocess.Popen(argv, stdout=out, stderr=err, start_new_session=True)
@@ -268,14 +434,19 @@ class Workbench:
         try:
             return eventually(asked, within_s, every_s=every_s)
         except NotYet as error:
-            why = self._last_words() or str(error)
-            raise Failed(f"{what} did not happen within {within_s:g} s", why=why) from None
+            raise self._late(f"{what} did not happen within {within_s:g} s", str(error)) from None
+
+    def _late(self, problem: str, why: str) -> Failed:
+        """What takes too long on a busy machine is no proof that it would never happen."""
+        if self.excuse:
+            return TooBusy(problem, why=self.excuse)
+        return Failed(problem, why=self._last_words() or why)
 
     def _last_words(self) -> str:
         """What the processes said that have ended by themselves with an error."""
         failed = [(child, said) for child, said in self._children if child.poll() not in (None, 0, -signal.SIGKILL)]
         return "; ".join(
-            f"{' '.join(map(str, child.args[2:5]))} ended with code {child.returncode}: "  # type: ignore[index]
+            f"{' '.join(map(str, child.args[4:7]))} ended with code {child.returncode}: "  # type: ignore[index]
             f"{said.read_text(errors='replace').strip()[-300:]}"
             for child, said in failed
         )

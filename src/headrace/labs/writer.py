@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
 
-from headrace import consume
-from headrace.transport.client import Connection
-from headrace.transport.records import Record
+from headrace import Connection, Record, consume
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +125,6 @@ class Account:
     read: int
     lost: tuple[int, ...]
     doubled: tuple[int, ...]
-    #: Nobody promised these, and they are there all the same: the acknowledgement was lost, not the record.
-    unpromised: tuple[int, ...]
 
 
 def account(writer: Writer, records: Iterable[Record]) -> Account:
@@ -140,7 +136,6 @@ def account(writer: Writer, records: Iterable[Record]) -> Account:
         sum(counts.values()),
         tuple(sorted(promised - set(counts))),
         tuple(sorted(number for number, count in counts.items() if count > 1)),
-        tuple(sorted(set(counts) - promised)),
     )
 
 

@@ -14,18 +14,22 @@ from collections import Counter
 from typing import Any
 from urllib.parse import urlsplit
 
-from headrace import consume, produce
-from headrace.errors import CodecError, Incompatible
+from headrace import (
+    CodecError,
+    ConsumeOptions,
+    InputOptions,
+    ProduceOptions,
+    Registry,
+    Schema,
+    Shaping,
+    consume,
+    produce,
+)
 from headrace.labs.expect import contains
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
 from headrace.samples import ride_key_schema, ride_schema, taxi
 from headrace.transport.codec import Decoded, SchemaCodec
-from headrace.transport.inputs import InputOptions
-from headrace.transport.produce import ProduceOptions
-from headrace.transport.reading import ConsumeOptions
-from headrace.transport.schemas import Registry, Schema
-from headrace.transport.shaping import Shaping
 
 TOPIC = "datatalkclub.yellow_taxi_rides"
 _FIELDS = ("vendorId", "passenger_count", "trip_distance", "payment_type", "total_amount")
@@ -45,21 +49,19 @@ def run(lab: Workbench) -> None:
 
 def _first_version(lab: Workbench, registry: Registry, topic: str) -> None:
     lab.step("Rides with a key and a value", "The key is {vendorId}; both have a schema in the registry.")
-    lab.output(ride_schema(1), most=14)
-    lab.shows(
-        f"headrace sample taxi --shape v1 --records {lab.p.rides} --format ndjson -o rides.ndjson",
-        f"headrace produce {topic} rides.ndjson --value avro:ride.avsc --key-codec avro:ride_key.avsc",
-    )
-    rides = list(taxi(lab.p.rides, lab.seed, shape="v1"))
-    sent = produce(lab.cluster, topic, rides, options=ProduceOptions(shaping=writing(registry, topic, ride_schema(1))))
-    lab.check("records acknowledged", lab.p.rides, sent.acknowledged)
-    lab.shows("headrace schema list", f"headrace schema show {topic}-value")
+    lab.lay_out()
+    lab.types("cat ride.avsc", most=14)
+    file = lab.sample("taxi", lab.p.rides, "rides.ndjson", "--shape", "v1", "--format", "ndjson")
+    told = lab.types(f"headrace produce {topic} rides.ndjson --value avro:ride.avsc --key-codec avro:ride_key.avsc")
+    rides = [json.loads(line) for line in file.read_bytes().splitlines()]
+    lab.check("records acknowledged", contains(f"{lab.p.rides:,} records acknowledged"), told.err)
+    lab.types("headrace schema list")
     lab.check("subjects", {f"{topic}-key", f"{topic}-value"}, {s for s in registry.subjects() if s.startswith(topic)})
 
-    lab.shows(f"headrace consume {topic} --value registry --key-codec registry --json")
+    told = lab.types(f"headrace consume {topic} --value registry --key-codec registry --json", most=3)
+    lab.check("lines that it printed", lab.p.rides, len(told.out.splitlines()))
     found = list(consume(lab.cluster, topic, options=_reading(registry, topic)))
     pairs = [(_value(r.decoded_key), _value(r.decoded)) for r in found]
-    lab.output([f"key: {key} value: {value}" for key, value in pairs], most=3)
     lab.check("records read", lab.p.rides, len(found))
     lab.check("fields of a value", list(_FIELDS), list(pairs[0][1]))
     lab.check("the key is the vendor's", True, all(key == {"vendorId": value["vendorId"]} for key, value in pairs))
@@ -83,7 +85,7 @@ def _what_does_not_fit(lab: Workbench, registry: Registry, topic: str) -> None:
         input=InputOptions(on_bad="set-aside", set_aside=lambda piece: pieces.append(piece.reason)),
     )
     report = produce(lab.cluster, topic, [*bad, good], options=options)
-    lab.output(pieces)
+    lab.table("why", ["reason"], [(reason,) for reason in pieces])
     lab.check("written", 1, report.acknowledged)
     lab.check("set aside with the reason", 3, len(pieces))
     lab.check("the first reason names the field", contains("payment_type"), pieces[0])
@@ -91,20 +93,11 @@ def _what_does_not_fit(lab: Workbench, registry: Registry, topic: str) -> None:
 
 def _refused(lab: Workbench, registry: Registry, topic: str) -> None:
     lab.step("payment_type becomes a string", "Whoever reads with the new schema could not read the old records.")
-    changed = ride_schema(1).replace(
-        '"name": "payment_type", "type": "int"', '"name": "payment_type", "type": "string"'
-    )
     subject = f"{topic}-value"
-    status, words = _post(registry, f"/subjects/{subject}/versions", {"schema": changed})
-    lab.shows(f"headrace schema register {subject} ride_string.avsc")
+    status, words = _post(registry, f"/subjects/{subject}/versions", {"schema": with_words()})
     lab.check("the registry's answer", 409, status)
-    lab.output([words])
-    refusal = ""
-    try:
-        registry.register(subject, Schema(changed))
-    except Incompatible as error:
-        refusal = str(error)
-    lab.output(refusal)
+    lab.say(f"In its own words: {words}")
+    refusal = lab.types(f"headrace schema register {subject} ride_string.avsc", code=1).err
     lab.check("the reason names the field", contains("payment_type"), refusal)
     lab.check("and both types", True, "int" in refusal and "string" in refusal)
     lab.check("versions of the subject", [1], registry.versions(subject))
@@ -113,11 +106,10 @@ def _refused(lab: Workbench, registry: Registry, topic: str) -> None:
 def _accepted(lab: Workbench, registry: Registry, topic: str) -> None:
     lab.step("A new field with a default", "tip_amount is 0 for whoever has none.")
     subject = f"{topic}-value"
-    lab.shows(f"headrace schema check {subject} ride_v2.avsc", f"headrace schema register {subject} ride_v2.avsc",
-              f"headrace produce {topic} newer.ndjson --value avro:{subject}")  # fmt: skip
-    lab.check("the registry would take it", True, registry.check(subject, Schema(ride_schema(2))).compatible)
-    newer = list(taxi(lab.p.rides, lab.seed + 1, shape="v2"))
-    produce(lab.cluster, topic, newer, options=ProduceOptions(shaping=writing(registry, topic, ride_schema(2))))
+    lab.types(f"headrace schema check {subject} ride_v2.avsc")
+    lab.types(f"headrace schema register {subject} ride_v2.avsc")
+    lab.sample("taxi", lab.p.rides, "newer.ndjson", "--shape", "v2", "--format", "ndjson")
+    lab.types(f"headrace produce {topic} newer.ndjson --value avro:ride_v2.avsc --key-codec avro:ride_key.avsc")
     lab.check("versions of the subject", [1, 2], registry.versions(subject))
 
     total = 2 * lab.p.rides + 1
@@ -135,6 +127,15 @@ def _accepted(lab: Workbench, registry: Registry, topic: str) -> None:
                    and r.decoded.schema_version == 1]  # fmt: skip
             lab.check("old records have the default tip", {0.0}, {value["tip_amount"] for value in old})
     lab.table("one topic, two versions, two readers", ["reader", "records", "errors", "fields"], rows)
+
+
+def with_words() -> str:
+    """The schema with payment_type as a word: incompatible on purpose."""
+    document = json.loads(ride_schema(1))
+    for field in document["fields"]:
+        if field["name"] == "payment_type":
+            field.update(type="string", doc="card, cash, no charge or dispute")
+    return json.dumps(document, indent=2)
 
 
 def writing(registry: Registry, topic: str, schema: str) -> Shaping:
@@ -180,5 +181,11 @@ LAB = Lab(
     ("S3.6", "S3.7"),
     run,
     needs=Needs(services=("registry",)),
-    parameters=(Parameter("rides", 1000, "rides of each version", fast=200),),
+    parameters=(Parameter("rides", 1000, "rides of each version", fast=200, least=20, most=100_000),),
+    files={
+        "ride.avsc": lambda: ride_schema(1),
+        "ride_key.avsc": ride_key_schema,
+        "ride_string.avsc": with_words,
+        "ride_v2.avsc": lambda: ride_schema(2),
+    },
 )

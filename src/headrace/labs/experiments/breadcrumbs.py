@@ -12,19 +12,18 @@ compared with it. And the account must balance: read = written + dead + late + f
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from headrace import consume, produce
-from headrace.labs.examples import Example
+from headrace.labs.examples import Example, declaration_of
 from headrace.labs.figures import COLOURS
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.workbench import Workbench
 from headrace.pipeline.status import status
-from headrace.samples import breadcrumbs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,14 +36,16 @@ _WINDOW = timedelta(minutes=10)
 
 def run(lab: Workbench) -> None:
     lines, damaged = _day(lab)
-    lab.topic(_TOPIC, partitions=6)
-    lab.topic(_DEAD)
+    lab.topic(_TOPIC, partitions=6, fixed=True)
+    lab.topic(_DEAD, fixed=True)
     flow = Example(lab, "breadcrumbs")
     half = len(lines) // 2
     rows: list[Row] = []
-    for title, part in (("The first half of the day", lines[:half]), ("The second half", lines[half:])):
+    parts = (("The first half of the day", f"head -n {half}", lines[:half]),
+             ("The second half", f"tail -n +{half + 1}", lines[half:]))  # fmt: skip
+    for title, cut, part in parts:
         lab.step(title, "It is sent as it is; the pipeline takes what is there and stops.")
-        lab.shows(f"headrace produce {_TOPIC} part.ndjson --input lines")
+        lab.shows(f"{cut} day.ndjson | headrace produce {_TOPIC} --input lines")
         lab.check("records acknowledged", len(part), produce(lab.cluster, _TOPIC, part).acknowledged)
         good = [row for row in map(_row, part) if row]
         report = flow.run(len(part))
@@ -57,6 +58,8 @@ def run(lab: Workbench) -> None:
     lab.shows(f"headrace pipeline status {flow.name}")
     now = status(lab.connection, flow.pipeline.home, flow.pipeline.declaration)
     lab.check("lag of the stopped pipeline, read from its checkpoint", 0, sum(p.lag or 0 for p in now.partitions))
+    lab.watch(_TOPIC, len(lines))
+    lab.watch(_DEAD, len(lines) - len(rows))
     _dead_letters(lab, flow, len(lines) - len(rows), damaged)
     _tables(lab, flow, rows)
 
@@ -64,13 +67,13 @@ def run(lab: Workbench) -> None:
 def _day(lab: Workbench) -> tuple[list[bytes], dict[str, int]]:
     count = lab.p.records
     lab.step(f"A file of {count:,} breadcrumbs", "One in fifty is damaged on purpose, in one of many ways.")
-    lab.shows(f"headrace sample breadcrumbs --records {count} --bad {lab.p.bad:g} --format ndjson -o day.ndjson")
-    file = lab.files / "day.ndjson"
-    with file.open("wb") as out:
-        made = breadcrumbs(count, lab.seed, bad=lab.p.bad, fits="ndjson").write(out, "ndjson")
+    file = lab.sample("breadcrumbs", count, "day.ndjson", "--bad", f"{lab.p.bad:g}", "--format", "ndjson",
+                      "--truth", "truth.ndjson")  # fmt: skip
     lines = file.read_bytes().removesuffix(b"\n").split(b"\n")
     lab.check("lines in the file", count, len(lines))
-    return lines, made.damaged
+    truth = map(json.loads, (lab.files / "truth.ndjson").read_bytes().splitlines())
+    lab.lay_out()
+    return lines, dict(Counter(each["kind"] for each in truth))
 
 
 def _seconds(report: Any) -> float:
@@ -204,7 +207,8 @@ LAB = Lab(
     ("S2.J",),
     run,
     parameters=(
-        Parameter("records", 20_000, "breadcrumbs of the file", fast=3000),
-        Parameter("bad", 0.02, "share of damaged ones"),
+        Parameter("records", 20_000, "breadcrumbs of the file", fast=3000, least=500),
+        Parameter("bad", 0.02, "share of damaged ones", least=0.005, most=0.5),
     ),
+    files={"headrace.toml": lambda: declaration_of("breadcrumbs")},
 )

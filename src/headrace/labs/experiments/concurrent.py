@@ -15,17 +15,13 @@ from math import inf
 from statistics import median
 from typing import TYPE_CHECKING
 
+from headrace import ConsumeOptions, Pace, ProduceOptions, ProduceReport, Until, produce
 from headrace.labs.expect import at_most, between
 from headrace.labs.figures import COLOURS
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.workbench import Workbench
 from headrace.runtime.waiting import eventually
-from headrace.samples import breadcrumbs
 from headrace.transport.consume import reading
-from headrace.transport.offsets import Until
-from headrace.transport.pace import Pace
-from headrace.transport.produce import ProduceOptions, ProduceReport, produce
-from headrace.transport.reading import ConsumeOptions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,10 +32,9 @@ _JOINED_WITHIN_S = 60.0
 
 def run(lab: Workbench) -> None:
     count, producers = lab.p.records, lab.p.producers
+    lab.step("An empty topic, and the sample as a file")
     topic, group = lab.topic("concurrent", partitions=_PARTITIONS), lab.group("lab-concurrent")
-    sample = lab.files / "bcsample.json"
-    with sample.open("wb") as file:
-        breadcrumbs(count, lab.seed).write(file)
+    sample = lab.sample("breadcrumbs", count, "bcsample.json")
 
     lab.step(f"Two consumers wait, then {producers} producers begin", "The consumers end when nothing comes any more.")
     lab.shows(
@@ -73,7 +68,7 @@ def run(lab: Workbench) -> None:
     lab.measure("from being sent to being read, median", delay_s, "s")
     lab.check("records acknowledged", count * producers, report.acknowledged)
     pauses = count * lab.p.pause_ms / 1000
-    lab.check("the pauses were made", between(pauses, pauses * 1.5 + 10, "s"), report.seconds)
+    lab.check("the pauses were made", between(pauses, pauses * 1.5 + 10, "s"), report.seconds, timing=True)
 
     lab.step("Who read what")
     places = Counter((partition, offset) for _, _, partition, offset, _ in got)
@@ -86,12 +81,13 @@ def run(lab: Workbench) -> None:
     for _, member, partition, _, _ in got:
         owners[partition].add(member)
     lab.check("members that read a partition", {1}, {len(members) for members in owners.values()})
-    lab.check("a record is read soon after it is sent", at_most(2, "s (median)"), delay_s)
+    lab.check("a record is read soon after it is sent", at_most(2, "s (median)"), delay_s, timing=True)
     ascending = all(
         [o for _, _, p, o, _ in got if p == partition] == sorted(o for _, _, p, o, _ in got if p == partition)
         for partition in owners
     )
     lab.check("each partition was read in order", True, ascending)
+    lab.watch(topic, count * producers, {group: 0})
     lab.figure("reading", "Records read over time, by member", lambda figure: _draw(figure, got), height=2.8)
 
 
@@ -110,12 +106,12 @@ LAB = Lab(
     ("S2.E",),
     run,
     parameters=(
-        Parameter("records", 1000, "records that each producer sends", fast=40),
-        Parameter("producers", 3, "producers at once"),
-        Parameter("pause_ms", 250.0, "pause after each record, in milliseconds", fast=25.0),
+        Parameter("records", 1000, "records that each producer sends", fast=40, least=5, most=100_000),
+        Parameter("producers", 3, "producers at once", least=2, most=20),
+        Parameter("pause_ms", 250.0, "pause after each record, in milliseconds", fast=25.0, least=1, most=10_000),
         # Not less in the fast profile: the producers begin when the consumers are there, and on a busy machine it takes
         # some seconds until their first records come.
-        Parameter("idle_s", 10.0, "seconds of silence after which the consumers leave"),
+        Parameter("idle_s", 10.0, "seconds of silence after which the consumers leave", least=2, most=600),
     ),
     waits=True,
 )

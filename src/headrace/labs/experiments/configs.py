@@ -1,7 +1,9 @@
 """The settings that everybody meets first, each shown to work.
 
     retention.ms          old segments vanish, the numbering goes on
+    retention.bytes       so do those before the last so many bytes of a partition
     cleanup.policy        compact keeps the last value of each key, and forgets the earlier ones
+    tombstones            a null value makes compaction forget the key altogether
     partitions            can grow, and never shrink
     auto.offset.reset     where a group begins that has no offset yet: earliest or latest
     acks                  what a producer waits for: 0 nothing, 1 the leader, all every replica in the ISR
@@ -19,26 +21,25 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from headrace import consume, produce
-from headrace.errors import UsageError
+from headrace import ConsumeOptions, Groups, ProduceOptions, Shaping, UsageError, consume, produce
 from headrace.labs.clusters import OWN_SETTINGS
-from headrace.labs.expect import at_least, at_most, contains
+from headrace.labs.expect import at_least, at_most, between, contains
 from headrace.labs.figures import BLUE
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
-from headrace.transport.groups import Groups
-from headrace.transport.produce import ProduceOptions
-from headrace.transport.reading import ConsumeOptions
-from headrace.transport.shaping import Shaping
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WARM_UP = 20
+# Kafka refuses smaller segments; so many breadcrumbs fill more than six of them.
+_SMALLEST = 1_048_576
+_MANY = 25_000
 
 
 def run(lab: Workbench) -> None:
     _retention(lab)
+    _retention_bytes(lab)
     _compaction(lab)
     _partitions(lab)
     _offset_reset(lab)
@@ -53,10 +54,11 @@ def _retention(lab: Workbench) -> None:
     configs = {"retention.ms": str(keeps_ms), "segment.ms": "500", "file.delete.delay.ms": "100"}
     topic = lab.topic("expiring", configs=configs)
     began = time.time()
-    first = produce(lab.cluster, topic, (f"old {n}" for n in range(lab.p.records))).acknowledged
+    lab.shows(f"seq -f 'old %.0f' {lab.p.records} | headrace produce {topic}")
+    first = produce(lab.cluster, topic, (f"old {n}" for n in range(1, lab.p.records + 1))).acknowledged
     before = _segments(lab, topic)
-    lab.check("records before", first, lab.admin.describe(topic).records)
-    lab.until(lambda: not lab.admin.describe(topic).records, lab.p.retention_s + 60, "the expiry")
+    lab.check("records before", first, lab.admin.describe(topic).offsets)
+    lab.until(lambda: not lab.admin.describe(topic).offsets, lab.p.retention_s + 60, "the expiry")
     age = time.time() - began
     lab.measure("age of the records when all were gone", age, "s")
     lab.check("not before their time", at_least(lab.p.retention_s, "s"), age)
@@ -65,8 +67,37 @@ def _retention(lab: Workbench) -> None:
     lab.until(lambda: not set(before) & set(_segments(lab, topic)), 30, "the removal of the files")
     lab.table("log files on disk", ["", "files"], [("before", before), ("after", _segments(lab, topic))])
     lab.check("old files that are still there", set(), set(before) & set(_segments(lab, topic)))
+    lab.shows(f"echo new | headrace produce {topic}")
     again = produce(lab.cluster, topic, ["new"])
     lab.check("the next record's offset", first, again.partitions[topic][0].first_offset)
+
+
+def _retention_bytes(lab: Workbench) -> None:
+    keeps, segment = 3 * _SMALLEST, _SMALLEST
+    lab.step(
+        f"retention.bytes={keeps}",
+        "Whole segments are deleted, the oldest first, as long as the rest of the partition is at least that large.",
+    )
+    configs = {"retention.bytes": str(keeps), "segment.bytes": str(segment), "file.delete.delay.ms": "100"}
+    topic = lab.topic("limited", configs=configs)
+    sample = lab.sample("breadcrumbs", _MANY, "many.json")
+    lab.shows(f"headrace produce {topic} many.json --set batch.size=16384")
+    options = ProduceOptions(settings={"batch.size": 16_384})
+    sent = produce(lab.cluster, topic, sample, options=options).acknowledged
+    lab.check("records acknowledged", _MANY, sent)
+    (size,) = lab.admin.topic_sizes([topic])
+    lab.measure("bytes before", size.size_bytes or 0, "bytes")
+
+    def trimmed() -> bool:
+        (now,) = lab.admin.topic_sizes([topic])
+        return keeps <= (now.size_bytes or 0) < keeps + segment
+
+    lab.until(trimmed, 90, "the deletion of the oldest segments", every_s=0.5)
+    (size,) = lab.admin.topic_sizes([topic])
+    found = lab.admin.describe(topic).partitions[0]
+    lab.check("bytes that are left", between(keeps, keeps + segment, "bytes"), size.size_bytes)
+    lab.check("the oldest records are gone", at_least(1, "of them"), found.begin)
+    lab.check("the newest are there", _MANY, found.end)
 
 
 def _segments(lab: Workbench, topic: str) -> list[str]:
@@ -84,8 +115,11 @@ def _compaction(lab: Workbench) -> None:
     topic = lab.topic("latest", configs=configs)
     options = ProduceOptions(shaping=Shaping(key_field="key"))
     rows = [{"key": f"k{key}", "value": number} for number in range(1, rounds + 1) for key in range(keys)]
+    lab.types(f"for value in $(seq {rounds}); do for key in $(seq 0 {keys - 1}); do "
+              f"echo '{{\"key\":\"k'$key'\",\"value\":'$value'}}'; done; done > values.ndjson")  # fmt: skip
+    lab.check("lines of the file", rows, [json.loads(line) for line in _lines(lab, "values.ndjson")])
     lab.shows(f"headrace produce {topic} values.ndjson --key-field key")
-    produce(lab.cluster, topic, rows, options=options)
+    produce(lab.cluster, topic, lab.files / "values.ndjson", options=options)
     lab.check("values before", keys * rounds, sum(1 for _ in consume(lab.cluster, topic)))
 
     def compacted() -> bool:
@@ -100,10 +134,33 @@ def _compaction(lab: Workbench) -> None:
     lab.check("keys that are left", keys, len({key for key, _ in left}))
     offsets = sorted(record.offset for record in consume(lab.cluster, topic))
     lab.check("offsets stay what they were", at_least(keys * (rounds - 1)), offsets[0])
+    _tombstones(lab, topic, keys, options)
+
+
+def _lines(lab: Workbench, file: str) -> list[bytes]:
+    return (lab.files / file).read_bytes().splitlines()
+
+
+def _tombstones(lab: Workbench, topic: str, keys: int, options: ProduceOptions) -> None:
+    lab.step(
+        "A tombstone for k0", "A record with that key and no value: compaction removes the key, and then the tombstone."
+    )
+    lab.types(f"echo gone | headrace produce {topic} --key k0 --null-value gone")
+    stones = [record for record in consume(lab.cluster, topic) if record.key == b"k0" and record.value is None]
+    lab.check("tombstones in the topic", 1, len(stones))
+
+    def forgotten() -> bool:
+        produce(lab.cluster, topic, [{"key": "closing", "value": 0}], options=options)
+        return not any(record.key == b"k0" for record in consume(lab.cluster, topic))
+
+    lab.until(forgotten, 120, "the removal of the key", every_s=1.0)
+    left = {key for key, _ in _values(lab, topic, "k")}
+    lab.check("records of k0, tombstones too", 0, sum(r.key == b"k0" for r in consume(lab.cluster, topic)))
+    lab.check("all other keys are there", {f"k{number}" for number in range(1, keys)}, left)
 
 
 def _values(lab: Workbench, topic: str, prefix: str) -> list[tuple[str, int]]:
-    records = (json.loads(record.value or b"") for record in consume(lab.cluster, topic))
+    records = (json.loads(record.value) for record in consume(lab.cluster, topic) if record.value)
     return [(row["key"], row["value"]) for row in records if row["key"].startswith(prefix)]
 
 
@@ -127,6 +184,7 @@ def _offset_reset(lab: Workbench) -> None:
         "auto.offset.reset", "Two new groups on a topic with records; one begins at the beginning, one at the end."
     )
     topic = lab.topic("resetting")
+    lab.shows(f"seq -f 'before %.0f' 10 | headrace produce {topic}")
     produce(lab.cluster, topic, (f"before {n}" for n in range(10)))
     seen: dict[str, int] = {}
     for reset in ("earliest", "latest"):
@@ -136,6 +194,9 @@ def _offset_reset(lab: Workbench) -> None:
         seen[reset] = sum(1 for _ in consume(lab.cluster, topic, options=options))
     lab.check("earliest: records of the past", 10, seen["earliest"])
     lab.check("latest: records of the past", 0, seen["latest"])
+    lab.shows(
+        f"seq -f 'after %.0f' 5 | headrace produce {topic}", f"headrace consume {topic} --group lab-configs-latest"
+    )
     produce(lab.cluster, topic, (f"after {n}" for n in range(5)))
     group = "lab-configs-latest"
     lab.check("latest: records that came afterwards", 5, sum(1 for _ in consume(lab.cluster, topic, group=group)))
@@ -146,6 +207,7 @@ def _offset_reset(lab: Workbench) -> None:
 def _acks(lab: Workbench) -> None:
     lab.step("acks", "The same records with 0, 1 and all: one after another (how long each takes), and in bulk.")
     topic = lab.topic("acknowledged", partitions=3)
+    lab.types(f"seq -f '%0100.0f' {lab.p.bulk} > numbers.txt")
     rows: list[tuple[str, float, float, str]] = []
     latencies: dict[str, list[float]] = {}
     for acks in ("0", "1", "all"):
@@ -165,12 +227,13 @@ def _acks(lab: Workbench) -> None:
     lab.table("measured", ["acks", "one record, ms (median)", "in bulk, records/s", "offset in the report"], rows)
     lab.check("acks=0: the report knows no offset, because nobody answered", "unknown", rows[0][3])
     lab.check("acks=1 and all: it does", ["known", "known"], [rows[1][3], rows[2][3]])
-    lab.check("acks=0 waits less than acks=all", at_most(median(latencies["all"])), median(latencies["0"]))
+    lab.check("acks=0 waits less than acks=all", at_most(median(latencies["all"])), median(latencies["0"]),
+              timing=True)  # fmt: skip
     lab.figure("acks", "How long one record takes, by acks", lambda figure: _draw(figure, latencies), height=2.6)
 
 
 def _grown(lab: Workbench, topic: str, before: int) -> int:
-    return (lab.admin.describe(topic).records or 0) - before
+    return (lab.admin.describe(topic).offsets or 0) - before
 
 
 def _has_grown(lab: Workbench, topic: str, to: int) -> bool:
@@ -207,9 +270,11 @@ LAB = Lab(
     needs=Needs(kafka=OWN_SETTINGS),
     parameters=(
         Parameter("records", 1000, "records that expire", fast=200),
-        Parameter("retention_s", 5.0, "seconds that they are kept", fast=4.0),
-        Parameter("keys", 20, "keys of the compacted topic"),
-        Parameter("singles", 300, "records that are sent one after another, for each acks", fast=100),
-        Parameter("bulk", 100_000, "records that are sent in bulk, for each acks", fast=10_000),
+        Parameter("retention_s", 5.0, "seconds that they are kept", fast=4.0, least=2, most=600),
+        Parameter("keys", 20, "keys of the compacted topic", least=2, most=1000),
+        Parameter(
+            "singles", 300, "records that are sent one after another, for each acks", fast=100, least=20, most=10_000
+        ),
+        Parameter("bulk", 100_000, "records that are sent in bulk, for each acks", fast=10_000, least=100),
     ),
 )

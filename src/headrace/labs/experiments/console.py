@@ -8,22 +8,17 @@ console's start, and compares every number with what was sent, read, and told by
 
 from __future__ import annotations
 
-import http.client
 import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-from headrace import consume, produce
+from headrace import ConsumeOptions, Pace, ProduceOptions, Until, consume, produce
+from headrace.labs.consoles import ConsoleApi
 from headrace.labs.expect import Expectation, at_least, contains
 from headrace.labs.figures import BLUE, ORANGE
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
-from headrace.samples import breadcrumbs
-from headrace.transport.offsets import Until
-from headrace.transport.pace import Pace
-from headrace.transport.produce import ProduceOptions
-from headrace.transport.reading import ConsumeOptions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +30,8 @@ _LOOKS_S = 30.0
 
 
 def run(lab: Workbench) -> None:
-    api = _Api(lab.cluster.open_console())
+    api = ConsoleApi(lab.cluster.open_console())
+    lab.shows(f"api={api.address}/api", "token=$(cat .headrace/console/token)")
     _way_in(lab, api)
     _create(lab, api)
     group = lab.group("lab-console")
@@ -48,37 +44,7 @@ def run(lab: Workbench) -> None:
     lab.check("topics left", set(), left)
 
 
-class _Api:
-    """The console as a script sees it: the address that lets in carries the token."""
-
-    def __init__(self, entrance: str) -> None:
-        parts = urlsplit(entrance)
-        self.host, self.port = parts.hostname or "", parts.port or 80
-        self.entrance = f"{parts.path}?{parts.query}"
-        self.token = parts.query.partition("token=")[2]
-
-    def __call__(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and document of an answer."""
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
-        status, _, text = self.ask(method, path, headers, json.dumps(body) if body is not None else None)
-        return status, json.loads(text) if text else None
-
-    def get(self, path: str) -> Any:
-        return self("GET", path)[1]
-
-    def ask(
-        self, method: str, path: str, headers: dict[str, str], body: str | None = None
-    ) -> tuple[int, http.client.HTTPMessage, str]:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
-        try:
-            connection.request(method, path, body, headers)
-            answer = connection.getresponse()
-            return answer.status, answer.headers, answer.read().decode(errors="replace")
-        finally:
-            connection.close()
-
-
-def _way_in(lab: Workbench, api: _Api) -> None:
+def _way_in(lab: Workbench, api: ConsoleApi) -> None:
     lab.step("The way in", "The address that is printed carries a token; a browser trades it for a session.")
     lab.shows("headrace console")
     page = {"Accept": "text/html"}
@@ -94,7 +60,7 @@ def _way_in(lab: Workbench, api: _Api) -> None:
               {broker["broker_id"] for broker in brokers if broker["state"] == "up"})  # fmt: skip
 
 
-def _create(lab: Workbench, api: _Api) -> None:
+def _create(lab: Workbench, api: ConsoleApi) -> None:
     lab.step("A topic with the defaults", "Name and partitions are all that is asked for.")
     lab.claim_topic(_PLAIN)
     body: dict[str, Any] = {"name": _PLAIN, "partitions": 3}
@@ -114,7 +80,7 @@ def _create(lab: Workbench, api: _Api) -> None:
     lab.check("with the reason", contains("already there"), told["problem"])
 
 
-def _summary(lab: Workbench, api: _Api, topic: str, asked: dict[str, Any]) -> None:
+def _summary(lab: Workbench, api: ConsoleApi, topic: str, asked: dict[str, Any]) -> None:
     """What the page shows of the topic is what the brokers have, and what was asked for."""
     told = api.get(f"/api/topics/{topic}")["described"]
     shown: dict[str, Any] = {"partitions": told["partition_count"], "replication": told["replication"]}
@@ -128,22 +94,22 @@ def _summary(lab: Workbench, api: _Api, topic: str, asked: dict[str, Any]) -> No
     lab.check("and what was asked for", asked, {name: shown[name] for name in asked})
 
 
-def _watch(lab: Workbench, api: _Api, group: str) -> None:
+def _watch(lab: Workbench, api: ConsoleApi, group: str) -> None:
     count = lab.p.records
     began = datetime.now(UTC)
-    lab.topic(_WATCHED, partitions=3)
+    lab.topic(_WATCHED, partitions=3, fixed=True)
     lab.step("What goes in", f"{lab.p.rate:g} records a second, while the console looks every other second.")
-    lab.shows(f"headrace sample breadcrumbs --records {count} -o bcsample.json",
-              f"headrace produce {_WATCHED} bcsample.json --rate {lab.p.rate:g}")  # fmt: skip
+    sample = lab.sample("breadcrumbs", count, "bcsample.json")
+    lab.shows(f"headrace produce {_WATCHED} bcsample.json --rate {lab.p.rate:g}")
     options = ProduceOptions(pace=Pace(rate=lab.p.rate))
-    sent = produce(lab.cluster, _WATCHED, breadcrumbs(count, lab.seed), options=options)
+    sent = produce(lab.cluster, _WATCHED, sample, options=options)
     lab.check("records acknowledged", count, sent.acknowledged)
     (size,) = lab.admin.topic_sizes([_WATCHED])
     now = lab.until(lambda: _seen(api, count, size.size_bytes), _LOOKS_S, "records and bytes in the console, as sent,")
     lab.shows(_curl(f"/topics/{_WATCHED}/bytes"))
     points = api.get(f"/api/topics/{_WATCHED}/bytes")["data"]
-    lab.output([str(point) for point in points[-3:]])
-    lab.check("records", count, now["records"])
+    lab.table("the newest points", ["timestamp", "value"], [(p["timestamp"], p["value"]) for p in points[-3:]])
+    lab.check("offsets", count, now["offsets"])
     lab.check("bytes stored, as the brokers say", size.size_bytes, now["size_bytes"])
     lab.check("the newest point of the series", size.size_bytes, points[-1]["value"])
 
@@ -161,14 +127,14 @@ def _watch(lab: Workbench, api: _Api, group: str) -> None:
     _rates(lab, api, began)
 
 
-def _seen(api: _Api, records: int, size_bytes: int | None) -> Any:
+def _seen(api: ConsoleApi, records: int, size_bytes: int | None) -> Any:
     """What the console shows, once it has looked after the last record; bytes it asks for less often than offsets."""
     status, told = api("GET", f"/api/topics/{_WATCHED}")
     now = told["now"] if status == 200 else None
-    return now if now and (now["records"], now["size_bytes"]) == (records, size_bytes) else None
+    return now if now and (now["offsets"], now["size_bytes"]) == (records, size_bytes) else None
 
 
-def _lag(lab: Workbench, api: _Api, group: str, expected: int) -> int | None:
+def _lag(lab: Workbench, api: ConsoleApi, group: str, expected: int) -> int | None:
     """The lag that the console shows once it has seen the group's last commit, or the last one it showed."""
     seen: list[int | None] = [None]
 
@@ -181,7 +147,7 @@ def _lag(lab: Workbench, api: _Api, group: str, expected: int) -> int | None:
     return seen[0]
 
 
-def _rates(lab: Workbench, api: _Api, began: datetime) -> None:
+def _rates(lab: Workbench, api: ConsoleApi, began: datetime) -> None:
     lab.step("In and out over time", "The rates come from the offsets that each look saw.")
     lab.shows(_curl(f"/topics/{_WATCHED}/rates"))
     told = {**api.get(f"/api/topics/{_WATCHED}/rates"), "bytes": api.get(f"/api/topics/{_WATCHED}/bytes")["data"]}
@@ -191,8 +157,9 @@ def _rates(lab: Workbench, api: _Api, began: datetime) -> None:
     fastest = max((value or 0 for _, value in series["in"]), default=0)
     lab.measure("highest rate that the console saw", fastest, "records/s")
     near = Expectation(f"near {lab.p.rate:g} records/s", lambda seen: 0.5 * lab.p.rate <= seen <= 2.5 * lab.p.rate)
-    lab.check("records in, at their fastest", near, fastest)
-    lab.check("looks while records came in", at_least(2), sum(bool(value) for _, value in series["in"]))
+    lab.check("records in, at their fastest", near, fastest, timing=True)
+    lab.check("looks while records came in", at_least(2), sum(bool(value) for _, value in series["in"]),
+              timing=True)  # fmt: skip
     lab.check("looks while records were read", at_least(1), sum(bool(value) for _, value in series["out"]))
     metrics = api.ask("GET", "/metrics", {"Authorization": f"Bearer {api.token}"})[2]
     name = f'headrace_topic_records{{topic="{_WATCHED}"}}'
@@ -206,20 +173,20 @@ def _after(point: dict[str, Any], began: datetime) -> float:
     return (datetime.fromisoformat(point["timestamp"]) - began).total_seconds()
 
 
-def _records(lab: Workbench, api: _Api) -> None:
+def _records(lab: Workbench, api: ConsoleApi) -> None:
     lab.step("Records, with their fate")
     lab.shows(_curl(f"/topics/{_WATCHED}/records?from=beginning&limit=20"))
     page = api.get(f"/api/topics/{_WATCHED}/records?from=beginning&limit=20")
     lab.check("records of the first page", 20, len(page["records"]))
     lab.check("their fate", {"committed"}, {record["mark"] for record in page["records"]})
     changed = [event for event in api.get("/api/events?limit=500") if event["topic"] == _WATCHED]
-    lab.output([event["text"] for event in changed], most=4)
+    lab.table("the timeline", ["event"], [(event["text"],) for event in changed[:4]])
     lab.check("the timeline knows that the topic was created", at_least(1, "event"), len(changed))
 
 
 def _curl(path: str, body: Any = None) -> str:
     data = f" -H 'Content-Type: application/json' -d '{json.dumps(body)}'" if body else ""
-    return f'curl -sH "Authorization: Bearer $(cat .headrace/console/token)"{data} "$api{path}"'
+    return f'curl -sH "Authorization: Bearer $token"{data} "$api{path}"'
 
 
 def _draw(figure: Figure, series: dict[str, list[tuple[float, Any]]]) -> None:
@@ -241,7 +208,7 @@ LAB = Lab(
     run,
     needs=Needs(services=("console",)),
     parameters=(
-        Parameter("records", 1000, "breadcrumbs that are sent while the console looks"),
-        Parameter("rate", 100.0, "records a second", fast=200.0),
+        Parameter("records", 1000, "breadcrumbs that are sent while the console looks", least=100, most=100_000),
+        Parameter("rate", 100.0, "records a second", fast=200.0, least=5, most=5000),
     ),
 )

@@ -15,8 +15,6 @@ somebody flushes or not; only the reports wait for the flush.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,7 +25,7 @@ from headrace.labs.expect import at_least, at_most
 from headrace.labs.figures import BLUE, GREY, ORANGE
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.sighting import Sighting
-from headrace.labs.workbench import Workbench
+from headrace.labs.workbench import Workbench, quoted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +51,9 @@ class _Timeline:
 
 
 def run(lab: Workbench) -> None:
+    lab.step("A topic, and numbers to send")
     topic = lab.topic("flushed", partitions=1)
+    lab.numbers(max(lab.p.records, lab.p.paced_records))
     lab.step("No flush", "The program sends and never asks. The producer lives on for a while; then it is dropped.")
     lab.shows(f"headrace produce {topic} numbers.txt --flush none")
     none = _run(lab, topic, "none", lab.p.records)
@@ -76,7 +76,7 @@ def run(lab: Workbench) -> None:
     lab.check("reports that came after the next record was sent", 0, late)
     speeds = {line.mode: lab.p.records / line.seconds for line in (end, each)}
     lab.table("records a second", ["flush", "records/s"], speeds.items())
-    lab.check("flushing at the end is faster", at_least(3, "times"), speeds["end"] / speeds["each"])
+    lab.check("flushing at the end is faster", at_least(3, "times"), speeds["end"] / speeds["each"], timing=True)
     paced = _paced(lab, topic)
 
     lab.step("When the consumer saw them")
@@ -85,6 +85,9 @@ def run(lab: Workbench) -> None:
         (line.mode, len(line.sent), len(line.reported), median(line.delays()), _median_report(line)) for line in lines
     ]
     lab.table("from sending, in seconds, median", ["flush", "sent", "reported", "until seen", "until reported"], rows)
+    sent = sum(len(line.sent) for line in lines)
+    # One more record of each line was for warming up.
+    lab.watch(topic, sent + len(lines), note="Whether a program has asked for reports or not: these were delivered.")
     lab.figure("timeline", "When records were sent, seen by the consumer, and reported as delivered",
                lambda figure: _draw(figure, lines), height=6.2)  # fmt: skip
 
@@ -100,13 +103,16 @@ def _paced(lab: Workbench, topic: str) -> _Timeline:
     lab.check("delivery reports", lab.p.paced_records, len(paced.reported))
     ends = [end for _, end in paced.flushes]
     bunches = {next(i for i, end in enumerate(ends) if at <= end + 0.001) for at in paced.reported.values()}
-    lab.check("reports come in as many bunches as there are flushes", len(ends), len(bunches))
-    lab.check("the consumer sees a record soon", at_most(pause / 2, "s (median)"), median(paced.delays()))
+    lab.check("reports come in as many bunches as there are flushes", len(ends), len(bunches), timing=True)
+    lab.check("the consumer sees a record soon", at_most(pause / 2, "s (median)"), median(paced.delays()), timing=True)
     # The last few before a flush are reported as soon as they are seen; the first ones of a round wait for pauses.
     early = [n for n in paced.sent if n % flush < every]
     waited = median(paced.reported[n] - paced.seen[n] for n in early)
     lab.check(
-        "the first records of a round are seen long before they are reported", at_least(pause, "s earlier"), waited
+        "the first records of a round are seen long before they are reported",
+        at_least(pause, "s earlier"),
+        waited,
+        timing=True,
     )
     return paced
 
@@ -118,7 +124,7 @@ def _run(lab: Workbench, topic: str, mode: str, records: int) -> _Timeline:
         # Connected and known to the brokers before the clock starts: that is not what is to be seen.
         producer.produce(topic, "-1")
         producer.flush(30)
-        before = lab.admin.describe(topic).records or 0
+        before = lab.admin.describe(topic).offsets or 0
         sighting.wait_for(before)
         zero = time.monotonic()
         for number in range(records):
@@ -158,7 +164,7 @@ def _flush(producer: Any, line: _Timeline, zero: float) -> None:
 
 _ENDS_AT_ONCE = """
 import sys
-from headrace.transport.client import Connection
+from headrace import Connection
 producer = Connection(sys.argv[1]).producer({"linger.ms": 1000})
 for number in range(int(sys.argv[3])):
     producer.produce(sys.argv[2], str(number))
@@ -170,13 +176,12 @@ def _lost(lab: Workbench, topic: str) -> None:
     lab.step(
         "A program that ends at once", "It sends and ends. With a linger of a second nothing has left its buffer yet."
     )
-    before = lab.admin.describe(topic).records or 0
-    lab.output(_ENDS_AT_ONCE.strip())
-    words = [lab.cluster.bootstrap, topic, str(lab.p.records)]
-    done = subprocess.run([sys.executable, "-c", _ENDS_AT_ONCE, *words], capture_output=True, text=True, check=False)
-    lab.check("records in the buffer when it ended", str(lab.p.records), done.stdout.strip(), look=done.stderr[-200:])
+    before = lab.admin.describe(topic).offsets or 0
+    words = quoted(lab.cluster.bootstrap, topic, lab.p.records)
+    told = lab.types(f"python - {words} <<'END'\n{_ENDS_AT_ONCE.strip()}\nEND")
+    lab.check("records in the buffer when it ended", str(lab.p.records), told.out.strip())
     lab.wait(1.5)
-    lab.check("of these in the topic afterwards", 0, (lab.admin.describe(topic).records or 0) - before)
+    lab.check("of these in the topic afterwards", 0, (lab.admin.describe(topic).offsets or 0) - before)
 
 
 def _median_report(line: _Timeline) -> float | None:
@@ -209,11 +214,11 @@ LAB = Lab(
     ("S2.G",),
     run,
     parameters=(
-        Parameter("records", 1000, "records that are sent in the first three ways", fast=150),
-        Parameter("paced_records", 90, "records that are sent with pauses", fast=30),
-        Parameter("pause_every", 5, "records between two pauses"),
-        Parameter("pause_s", 2.0, "length of a pause in seconds", fast=0.5),
-        Parameter("flush_every", 15, "records between two flushes"),
+        Parameter("records", 1000, "records that are sent in the first three ways", fast=150, least=50, most=20_000),
+        Parameter("paced_records", 90, "records that are sent with pauses", fast=30, least=30, most=2000),
+        Parameter("pause_every", 5, "records between two pauses", least=2, most=100),
+        Parameter("pause_s", 2.0, "length of a pause in seconds", fast=0.5, least=0.3, most=60),
+        Parameter("flush_every", 15, "records between two flushes", least=5, most=500),
     ),
     waits=True,
 )

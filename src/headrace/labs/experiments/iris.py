@@ -12,6 +12,9 @@ silence, and draws sepal length against width in three colours. Consumer 2 reads
 (setosa), consumer 3 only partition 0 (virginica). Since the value does not name the class, only the routing can tell
 it: one flower astray and the picture would be wrong.
 
+Then the document's two questions (settings of producers and consumers, and what ZooKeeper is for) and its topic that
+nobody has created are answered by what a cluster does.
+
 The same flow as a Spark pipeline (examples/iris) tells the class from topic and partition too, and writes a table of
 counts and means per class, which is compared with the means of the table that was sent.
 """
@@ -24,29 +27,21 @@ from collections import Counter
 from statistics import mean
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from headrace import produce
-from headrace.labs.examples import Example
-from headrace.labs.expect import at_least
+from headrace import ConsumeOptions, Record, Scatter, Series, Start, Until, consume, partition_of
+from headrace.labs.examples import Example, declaration_of
+from headrace.labs.expect import at_least, contains, one_of
 from headrace.labs.figures import BLUE, GREEN, RED
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.workbench import Workbench
 from headrace.samples.iris import Iris, flowers
 from headrace.transport.consume import reading
-from headrace.transport.offsets import Start, Until
-from headrace.transport.plot import Scatter, Series
-from headrace.transport.produce import ProduceOptions
-from headrace.transport.reading import ConsumeOptions
-from headrace.transport.records import Record
-from headrace.transport.shaping import Route, Shaping
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TWO, _ONE = "virginicasetosa", "versicolor"
-_ROUTE = Route("class", {"virginica": (_TWO, (0,)), "setosa": (_TWO, (1,)), "versicolor": (_ONE, (0, 1))})
 _FIELDS = ("sepal_length", "sepal_width")
+_TABLE = r"%t %v in partition %p\n"
 _COLOURS = {"virginica": RED, "setosa": BLUE, "versicolor": GREEN}
 _SERIES = (f"virginica:red={_TWO}/0", f"setosa:blue={_TWO}/1", f"versicolor:green={_ONE}")
 
@@ -54,11 +49,12 @@ _SERIES = (f"virginica:red={_TWO}/0", f"setosa:blue={_TWO}/1", f"versicolor:gree
 def run(lab: Workbench) -> None:
     lab.step("Two topics with two partitions each, one copy of everything")
     for topic in (_TWO, _ONE):
-        lab.topic(topic, partitions=2, replication=1)
+        lab.topic(topic, partitions=2, replication=1, fixed=True)
         found = lab.admin.describe(topic)
         lab.check(f"{topic}: partitions and replication", [2, 1], [len(found.partitions), found.replication])
     table = flowers()
-    _produce(lab, table)
+    _produce(lab)
+    _arrays(lab, table)
     _everything(lab)
     lab.step("Consumers 2 and 3: one partition each")
     for number, partition, name in ((2, 1, "setosa"), (3, 0, "virginica")):
@@ -67,32 +63,116 @@ def run(lab: Workbench) -> None:
         lab.check(f"consumer {number}: records of partition {partition}", 50, len(read))
         lab.check(f"consumer {number}: all of them {name}", True, sorted(map(_value, read)) == _sorted(table, name))
     _with_spark(lab, table)
+    _settings(lab)
+    _zookeeper(lab)
+    _automatic_topics(lab)
 
 
-def _produce(lab: Workbench, table: list[Iris]) -> None:
-    lab.step(
-        "The producer", "It reads the table, prints class and values, and sends the values. They are NumPy numbers."
-    )
-    rows = [{"class": f.name, **dict(zip(_FIELDS, np.array(f[:2]), strict=True))} for f in table]
-    lab.shows(
-        "headrace sample iris -o iris.csv",
-        f"headrace produce {_TWO} iris.csv --numbers --value-fields {','.join(_FIELDS)} "
+def _produce(lab: Workbench) -> None:
+    lab.step("The producer", "It reads the table, prints class and values of each flower, and sends the values.")
+    lab.sample("iris", 150, "iris.csv")
+    told = lab.types(
+        f"headrace produce {_TWO} iris.csv --numbers --value-fields {','.join(_FIELDS)} --echo class "
         f"--route class:virginica={_TWO}/0,setosa={_TWO}/1,versicolor={_ONE}/0+1",
+        most=6,
     )
-    options = ProduceOptions(shaping=Shaping(route=_ROUTE, value_fields=_FIELDS))
-    report = produce(lab.cluster, _TWO, rows, options=options)
-    lab.output([f"{row['class']} [{row['sepal_length']}, {row['sepal_width']}]" for row in rows], most=6)
-    lab.check("records acknowledged", 150, report.acknowledged)
-    lab.check("the numbers are NumPy's", "float64", type(rows[0]["sepal_length"]).__name__)
+    lab.check("lines that it printed", 150, len(told.out.splitlines()))
+    classes = Counter(line.partition(" ")[0] for line in told.out.splitlines())
+    lab.check("flowers of each class", dict.fromkeys(sorted(_COLOURS), 50), dict(sorted(classes.items())))
+    lab.check("the first line", "setosa [5.1,3.5]", told.out.partition("\n")[0])
+    lab.check("records acknowledged", contains("150 records acknowledged"), told.err)
+
+
+_ARRAYS = """
+import numpy, headrace
+flowers = [("virginica", numpy.array([6.0, 3.0])), ("setosa", numpy.array([5.1, 3.5], dtype=object))]
+for name, values in flowers:
+    print((name, values))
+rows = [values for _, values in flowers] + [{"length": numpy.float64(6.3), "petals": numpy.int64(3)}]
+print(headrace.produce(%r, %r, rows).acknowledged)
+"""
+
+
+def _arrays(lab: Workbench, table: list[Iris]) -> None:
+    lab.step("From Python, with NumPy", "Arrays and single numbers of NumPy become JSON as lists and numbers do.")
+    topic = lab.topic("iris-arrays", replication=1)
+    program = _ARRAYS.strip() % (lab.cluster.bootstrap, topic)
+    told = lab.types(f"python - <<'END'\n{program}\nEND")
+    lab.check("what it printed first", "('virginica', array([6., 3.]))", told.out.partition("\n")[0])
+    values = [json.loads(record.value or b"") for record in consume(lab.cluster, topic)]
+    lab.check("as they lie in the topic", [[6.0, 3.0], [5.1, 3.5], {"length": 6.3, "petals": 3}], values)
+    lab.check("the first is a flower of the table", True, (6.0, 3.0) in _sorted(table, "virginica"))
+
+
+def _settings(lab: Workbench) -> None:
+    lab.step(
+        "Question: two settings of a producer, two of a consumer",
+        """The document names key_serializer and partitioner, group_id and consumer_timeout_ms. What each decides can be
+        seen: the bytes of a key, the partition of a key, what is remembered of a reader, and when it leaves.""",
+    )
+    topic = lab.topic("iris-settings", partitions=2, replication=1)
+    lab.types(f"headrace produce {topic} iris.csv --numbers --key-field class", most=5)
+    read = list(consume(lab.cluster, topic))
+    lab.check("key_serializer: keys are bytes", {b"setosa", b"versicolor", b"virginica"}, {r.key for r in read})
+    places = {name: {r.partition for r in read if r.key == name.encode()} for name in sorted(_COLOURS)}
+    expected = {name: {partition_of(name.encode(), 2)} for name in sorted(_COLOURS)}
+    lab.check("partitioner: a key's partition is hash(key) mod partitions", expected, places)
+    group = lab.group("lab-iris")
+    for number, (count, why) in enumerate(((150, "new"), (0, "at the end")), 1):
+        told = lab.types(f"headrace consume {topic} --group {group}", most=2)
+        lab.check(f"group_id: records of run {number}, the group is {why}", count, len(told.out.splitlines()))
+    told = lab.types(f"headrace consume {topic}", most=2)
+    lab.check("without a group nothing is remembered", 150, len(told.out.splitlines()))
+    began = time.monotonic()
+    lab.types(f"headrace consume {topic} --group {group} --until idle:{lab.p.idle_s:g}s", most=2)
+    waited = time.monotonic() - began
+    lab.check("consumer_timeout_ms: it leaves after so much silence", at_least(lab.p.idle_s, "s"), waited)
+
+
+def _zookeeper(lab: Workbench) -> None:
+    lab.step(
+        "Question: what is the role of ZooKeeper?",
+        """The document: it tracks which brokers live, elects the one controller, and keeps the topics with their
+        settings. Today's Kafka has no ZooKeeper: controllers keep all of that in a log of their own (KRaft).""",
+    )
+    lab.types("headrace status", most=20)
+    quorum, spec = lab.admin.quorum(), lab.cluster.spec
+    lab.check("brokers that live, as any broker tells", {node.node_id for node in spec.brokers},
+              set(lab.admin.live_brokers()))  # fmt: skip
+    voters = {node.node_id for node in spec.voters}
+    lab.check("the controller was elected by the voters and is one of them", one_of(voters), quorum.leader_id)
+    lab.check("settings of a topic are kept too", "delete", lab.admin.topic_configs(_TWO)["cleanup.policy"].value)
+    roles = {role for node in spec.nodes for role in node.roles.split(",")}
+    lab.check("roles of the processes; none is ZooKeeper", {"broker", "controller"}, roles)
+
+
+def _automatic_topics(lab: Workbench) -> None:
+    lab.step(
+        "A topic that nobody has created",
+        """In the document the broker makes `test1` when a producer first names it. headrace starts brokers that do not:
+        a misspelt name would be a new topic. Both are tried.""",
+    )
+    told = lab.types("printf 'This is a message\\n' | headrace produce test1", code=2)
+    lab.check("refused, with the reason", contains("test1"), told.err)
+    lab.check("and no topic appeared", False, "test1" in {topic.name for topic in lab.admin.topics()})
+    with lab.cluster_beside("automatic", {"auto.create.topics.enable": "true"}) as other:
+        lab.shows("headrace --home automatic up --brokers 1 --set auto.create.topics.enable=true")
+        server = f"--bootstrap-server {other.bootstrap}"
+        lab.types(f"printf 'This is a message\\nThis is another message\\n' | headrace lab tool kafka-console-producer "
+                  f"{server} --topic test1")  # fmt: skip
+        told = lab.types(f"headrace --bootstrap {other.bootstrap} consume test1")
+        lab.check("records in the topic that the broker made", ["This is a message", "This is another message"],
+                  told.out.splitlines())  # fmt: skip
 
 
 def _everything(lab: Workbench) -> None:
     lab.step("Consumer 1: everything, from the beginning", f"It leaves after {lab.p.idle_s:g} s of silence, and draws.")
     until = f"--from beginning --until idle:{lab.p.idle_s:g}s"
     colours = " ".join(f"--plot-series {series}" for series in _SERIES)
-    lab.shows(f"headrace consume {_TWO} {_ONE} {until} --plot iris.png {colours}")
+    told = lab.types(f"headrace consume {_TWO} {_ONE} {until} --format '{_TABLE}' --plot iris.png {colours}", most=9)
+    lab.check("lines of its table", 150, len(told.out.splitlines()))
+    lab.check("it drew a picture", True, (lab.files / "iris.png").stat().st_size > 1000)
     read, waited = _consumer(lab, (_TWO, _ONE))
-    lab.output([f"{r.topic} {(r.value or b'').decode()} in partition {r.partition}" for r in read], most=9)
     lab.measure("from the last record to leaving", waited, "s")
     lab.check("records read", 150, len(read))
     lab.check("it waited for further records", at_least(lab.p.idle_s, "s"), waited)
@@ -112,6 +192,7 @@ def _everything(lab: Workbench) -> None:
 
 def _with_spark(lab: Workbench, table: list[Iris]) -> None:
     lab.step("The same with Spark", "Both topics, the class from topic and partition, counts and means per class.")
+    lab.lay_out()
     flow = Example(lab, "iris")
     report = flow.run(len(table))
     lab.check("rows written", len(table), report.run.outcomes["written"])
@@ -176,6 +257,9 @@ LAB = Lab(
     "S0",
     ("S0.1", "S0.2", "S0.3", "S0.4", "S0.5", "S0.6"),
     run,
-    parameters=(Parameter("idle_s", 10.0, "seconds of silence after which a consumer leaves", fast=1.0),),
+    parameters=(
+        Parameter("idle_s", 10.0, "seconds of silence after which a consumer leaves", fast=1.0, least=1, most=600),
+    ),
+    files={"headrace.toml": lambda: declaration_of("iris")},
     waits=True,
 )

@@ -1,8 +1,14 @@
 """In sync or not: committed records, lagging replicas, and too few of them.
 
 The ISR of a partition are the replicas that have everything. A record is committed, and can be read, once all of them
-have it: up to the high watermark, and no further. A replica that falls behind for too long leaves the ISR; what is
-written then is committed without it, and when it comes back it copies what it has missed.
+have it: up to the high watermark, and no further.
+
+A replica leaves the ISR when it is dead or silent (the controller misses its heartbeats), or when it lives but has not
+caught up for replica.lag.time.max.ms (the leader sees that). What is written then is committed without it, and when it
+comes back it copies what it has missed. Both ways are tried: on a cluster that soon counts a silent broker as dead, and
+on one that does not, with the document's 10 seconds.
+
+Followers serve neither producers nor consumers: they answer that they do not lead.
 
 min.insync.replicas=2 says that a record for which a producer wants acks=all needs two replicas. With only one left,
 the producer is told NotEnoughReplicas and nothing is written; what was committed can still be read. When a second
@@ -15,19 +21,24 @@ import time
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace import consume, produce
+from headrace import Admin, Connection, NewTopic, ProduceOptions, consume, produce
 from headrace.cluster.segments import Segment, partitions_in, segments_in
-from headrace.labs.expect import at_least, contains
+from headrace.labs.expect import at_least, at_most, contains
 from headrace.labs.figures import COLOURS, GREY
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.sighting import Sighting
-from headrace.labs.workbench import Workbench
+from headrace.labs.workbench import FAIL_OVER, Workbench
 from headrace.labs.writer import Writer
-from headrace.runtime.rounds import Rounds
-from headrace.transport.produce import ProduceOptions
+from headrace.runtime.periodic import Rounds
+from headrace.transport.direct import asked_directly
+from headrace.transport.topics import Partition
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from headrace.cluster import Cluster
+
+LAG_TIME = "replica.lag.time.max.ms"
 
 
 def run(lab: Workbench) -> None:
@@ -36,7 +47,82 @@ def run(lab: Workbench) -> None:
     replicas = [node.node_id for node in lab.cluster.spec.brokers if node.node_id not in voters][:3]
     topic = lab.topic("guarded", configs={"min.insync.replicas": "2"}, assignment=[replicas])
     _lag(lab, topic)
+    _slow_follower(lab)
+    _followers_serve_nobody(lab, topic)
     _too_few(lab, topic)
+
+
+def _whole(lab: Workbench, topic: str) -> Partition:
+    """The partition, once it has a leader and all replicas are in sync: on a busy machine that may take a while."""
+
+    def whole() -> Partition | None:
+        found = lab.partition(topic)
+        return found if found.leader >= 0 and len(found.isr) == len(found.replicas) else None
+
+    found: Partition = lab.until(whole, 90, "all replicas in sync")
+    return found
+
+
+def _slow_follower(lab: Workbench) -> None:
+    limit_ms = int(lab.p.lag_s * 1000)
+    settings = {LAG_TIME: str(limit_ms), "broker.session.timeout.ms": "120000", "broker.heartbeat.interval.ms": "2000"}
+    lab.step(
+        "A follower that lives and does not keep up",
+        f"""On a cluster that gives a silent broker two minutes before it counts as dead, a follower is frozen for less
+        than that. The controller leaves it alone; the leader takes it out of the ISR by the document's rule, because it
+        has not caught up for {LAG_TIME}={limit_ms}.""",
+    )
+    flags = " ".join(f"--set {name}={value}" for name, value in settings.items())
+    lab.shows(f"headrace --home slow up --brokers 3 {flags}",
+              "headrace --home slow topic create lagging --partitions 1 --replication 3",
+              f"seq 1000000 | headrace --home slow produce lagging --rate {lab.p.rate} &")  # fmt: skip
+    with lab.cluster_beside("slow", settings, brokers=3) as slow:
+        with Admin(slow) as admin:
+            admin.create_topics([NewTopic("lagging", 1, 3)])
+            place, controller = admin.topic("lagging").partitions[0], admin.quorum().leader_id
+        follower = next(node for node in place.replicas if node not in (place.leader, controller))
+        with Writer(Connection(slow.bootstrap), "lagging", rate=lab.p.rate) as writer:
+            lab.until(lambda: len(writer.acknowledged) > lab.p.rate, 60, "the first acknowledgements")
+            lab.until(lambda: len(_seen_isr(slow)[0]) == 3, 60, "all replicas in sync")
+            lab.shows(f"headrace --home slow pause {follower}")
+            slow.pause(follower)
+            try:
+                left = lab.seconds_until(lambda: follower not in _seen_isr(slow)[0], 100, "its leaving of the ISR")
+                _, alive = _seen_isr(slow)
+            finally:
+                lab.shows(f"headrace --home slow resume {follower}")
+                slow.resume(follower)
+            back = lab.seconds_until(lambda: len(_seen_isr(slow)[0]) == 3, 90, "the return into the ISR")
+    lab.measure("from the freeze to leaving the ISR", left, "s",
+                f"with {LAG_TIME}={limit_ms}, which the leader looks at every half of that time")  # fmt: skip
+    lab.measure("from the end of the freeze to being back", back, "s")
+    lab.check("the broker counts as alive all the while", contains(follower), alive)
+    lab.check("it left after that time, not before", at_least(lab.p.lag_s * 0.8, "s"), left)
+    lab.check("and within twice that time", at_most(lab.p.lag_s * 2 + 3, "s"), left, timing=True)
+    lab.check("records sent and acknowledged all the while", writer.sent, len(writer.acknowledged))
+
+
+def _seen_isr(cluster: Cluster) -> tuple[tuple[int, ...], set[int]]:
+    """Who is in sync and who is alive; asked anew each time, since a client may have chosen the frozen broker."""
+    with Admin(cluster, timeout_s=2) as admin:
+        return admin.topic("lagging").partitions[0].isr, set(admin.live_brokers())
+
+
+def _followers_serve_nobody(lab: Workbench, topic: str) -> None:
+    lab.step(
+        "Followers do not serve producers and consumers",
+        """A client asks any broker who leads the partition, and then writes to and reads from the leader alone. Here a
+        follower is asked all the same, past the client's own rules.""",
+    )
+    place = _whole(lab, topic)
+    answers = {broker: asked_directly(lab.connection, broker, topic) for broker in place.replicas}
+    lab.table("what each replica answers", ["broker", "role", "to a producer", "to a consumer"],
+              [(broker, "leader" if broker == place.leader else "follower", *answers[broker])
+               for broker in place.replicas])  # fmt: skip
+    for broker, (write, read) in answers.items():
+        expected = "NONE" if broker == place.leader else "NOT_LEADER_OR_FOLLOWER"
+        lab.check(f"broker {broker}: to a producer", expected, write)
+        lab.check(f"broker {broker}: to a consumer", expected, read)
 
 
 class _Look(NamedTuple):
@@ -92,7 +178,7 @@ def _lag(lab: Workbench, topic: str) -> None:
         writer.stop()
         lab.until(lambda: len(reader.seen) >= len(writer.acknowledged), 30, "the reading of all records")
     lab.measure("how far it had fallen behind", behind, "records")
-    lab.check("records that it lacked, at least", at_least(lab.p.rate / 4), behind)
+    lab.check("records that it lacked, at least", at_least(lab.p.rate / 4), behind, timing=True)
     lab.check("records sent and acknowledged all the while", writer.sent, len(writer.acknowledged))
     lab.check("records that the consumer got, each when it was committed", len(writer.acknowledged), len(reader.seen))
     _tell(lab, watch, partition.leader)
@@ -125,13 +211,14 @@ def _freeze(lab: Workbench, watch: _Watch, leader: int, follower: int) -> int:
 
 def _tell(lab: Workbench, watch: _Watch, leader: int) -> None:
     at = watch.marks
-    lab.measure("until the follower had left the ISR", at["left"] - at["frozen"], "s")
+    lab.measure("until the follower had left the ISR", at["left"] - at["frozen"], "s",
+                f"the controller has fenced it; {lab.timers(*FAIL_OVER[:2])}")  # fmt: skip
     lab.measure("until it was back in the ISR", at["back"] - at["resumed"], "s", "having copied what it had missed")
     lab.say("""Frozen, but still in the ISR: what is written now lies in the leader's log above the high watermark. It
             is not committed, and no consumer gets it until the frozen one has left.""")
     above, seconds = _longest_wait(watch.looks, leader)
     lab.measure("records above the high watermark meanwhile", above, "", "what the producer sends without an answer")
-    lab.check("for so long nobody could read what the leader had", at_least(0.4, "s"), seconds)
+    lab.check("for so long nobody could read what the leader had", at_least(0.4, "s"), seconds, timing=True)
     lab.figure("lag", "How far each replica's log file reached while one was frozen, and how far a consumer could read",
                lambda figure: _draw(figure, watch))  # fmt: skip
 
@@ -148,8 +235,8 @@ def _longest_wait(looks: list[_Look], leader: int) -> tuple[int, float]:
 
 def _too_few(lab: Workbench, topic: str) -> None:
     lab.step("One replica is left", "The two followers are killed; min.insync.replicas is 2.")
+    place = _whole(lab, topic)
     before = sum(1 for _ in consume(lab.cluster, topic))
-    place = lab.partition(topic)
     others = [broker for broker in place.replicas if broker != place.leader]
     lab.shows(*(f"headrace kill {broker}" for broker in others))
     for broker in others:
@@ -161,9 +248,10 @@ def _too_few(lab: Workbench, topic: str) -> None:
         settings={"message.timeout.ms": int(lab.p.patience_s * 1000)},
         on_failed=lambda _, record: reasons.append(record.reason),
     )
-    lab.shows(f"headrace produce {topic} more.txt --acks all")
+    limit = f"--set message.timeout.ms={int(lab.p.patience_s * 1000)}"
+    lab.shows(rf"printf 'lost 1\nlost 2\n' | headrace produce {topic} --acks all {limit}")
     refused = produce(lab.cluster, topic, ["lost 1", "lost 2"], options=options)
-    lab.output(reasons)
+    lab.table("what the producer reports", ["record", "reason"], enumerate(reasons, 1))
     lab.check("acknowledged with one replica", 0, refused.acknowledged)
     lab.check("refused", 2, refused.failed)
     lab.check("what the broker says", contains("NOT_ENOUGH_REPLICAS"), _broker_says(lab, topic))
@@ -173,6 +261,7 @@ def _too_few(lab: Workbench, topic: str) -> None:
     lab.shows(f"headrace start {others[0]}")
     lab.cluster.start(others[0])
     lab.until(lambda: len(lab.partition(topic).isr) == 2, 60, "the growing of the ISR")
+    lab.shows(f"echo 'welcome back' | headrace produce {topic} --acks all")
     lab.check("acknowledged with two replicas", 1, produce(lab.cluster, topic, ["welcome back"]).acknowledged)
     values = [(record.value or b"").decode() for record in consume(lab.cluster, topic)]
     lab.check("records now", before + 1, len(values))
@@ -237,7 +326,15 @@ LAB = Lab(
     run,
     needs=Needs(brokers=6, racks=("R1", "R2"), faults=True),
     parameters=(
-        Parameter("rate", 500, "records a second while a follower is frozen", fast=200),
-        Parameter("patience_s", 4.0, "seconds that the producer tries with one replica", fast=2.0),
+        Parameter("rate", 500, "records a second while a follower is frozen", fast=200, least=50, most=5000),
+        Parameter(
+            "lag_s",
+            10.0,
+            "replica.lag.time.max.ms of the slow follower's cluster, in seconds",
+            fast=3.0,
+            least=1,
+            most=50,
+        ),
+        Parameter("patience_s", 4.0, "seconds that the producer tries with one replica", fast=2.0, least=1, most=60),
     ),
 )

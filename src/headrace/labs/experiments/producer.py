@@ -14,18 +14,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from headrace import consume
+from headrace import Record, consume
 from headrace.labs.expect import at_least, between, contains
 from headrace.labs.figures import BLUE, GREY, ORANGE
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
-from headrace.transport.records import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BIRTHDAY_MS = 1_600_000_000_000  # in September 2020
 _VALUE_BYTES = 1000
+_FULL = f'{{"key": "a key", "at": {_BIRTHDAY_MS}, "text": "everything"}}'
 
 
 def run(lab: Workbench) -> None:
@@ -38,20 +38,18 @@ def _parts(lab: Workbench) -> None:
     lab.step("Key, partition, timestamp, headers")
     # A record of 2020 would expire at once.
     topic = lab.topic("parts", partitions=3, configs={"retention.ms": "-1"})
-    lab.shows(
+    lab.types(f"echo '{_FULL}' > one.ndjson")
+    before = int(time.time() * 1000)
+    lab.types(
         f"headrace produce {topic} one.ndjson --key-field key --partition 2 --timestamp-field at --header source=lab"
     )
-    producer = lab.connection.producer()
-    before = int(time.time() * 1000)
-    producer.produce(topic, "everything", "a key", partition=2, timestamp=_BIRTHDAY_MS, headers=[("source", b"lab")])
-    producer.produce(topic, "only a value")
-    producer.produce(topic, None, "a key")
-    producer.flush(30)
+    lab.types(f"echo 'only a value' | headrace produce {topic}")
+    lab.types(f"echo nothing | headrace produce {topic} --key 'a key' --null-value nothing")
     after = int(time.time() * 1000)
     records = {(record.value or b"null").decode(): record for record in consume(lab.cluster, topic)}
     lab.table("what came out", ["value", "key", "partition", "timestamp", "kind of time", "headers"],
               [_row(record) for record in records.values()])  # fmt: skip
-    full, bare = records["everything"], records["only a value"]
+    full, bare = records[_FULL], records["only a value"]
     lab.check("key", b"a key", full.key)
     lab.check("partition", 2, full.partition)
     lab.check("timestamp", _BIRTHDAY_MS, full.timestamp_ms)
@@ -74,6 +72,7 @@ def _append_time(lab: Workbench) -> None:
         topic = lab.topic(f"time-{kind.lower()}", configs={"message.timestamp.type": kind, "retention.ms": "-1"})
         began = int(time.time() * 1000)
         producer = lab.connection.producer()
+        lab.shows(f"headrace produce {topic} one.ndjson --timestamp-field at")
         producer.produce(topic, "x", timestamp=_BIRTHDAY_MS)
         producer.flush(30)
         (seen[kind],) = consume(lab.cluster, topic)
@@ -95,7 +94,8 @@ def _full_buffer(lab: Workbench) -> None:
     )
     topic = lab.topic("buffered", partitions=3)
     lab.shows("headrace pause 1", "headrace pause 2", "headrace pause 3",
-              f"headrace produce {topic} day.json --set queue.buffering.max.kbytes={limit_kb}")  # fmt: skip
+              f"seq -f '%0{_VALUE_BYTES}.0f' 1000000 | headrace produce {topic} "
+              f"--set queue.buffering.max.kbytes={limit_kb} --set message.timeout.ms=5000")  # fmt: skip
     patience_ms = int(lab.p.patience_s * 1000)
     producer = lab.connection.producer(
         {"queue.buffering.max.kbytes": limit_kb, "queue.buffering.max.messages": 10_000_000,
@@ -113,7 +113,7 @@ def _full_buffer(lab: Workbench) -> None:
         lab.measure("until it was full", took, "s")
         lab.check("bytes in the buffer", between(0.8 * limit_kb, 1.1 * limit_kb, "kB"), filled * _VALUE_BYTES / 1024)
         refusal, waited = _wait_for_room(lab, producer, topic)
-        lab.output([refusal])
+        lab.say(f"The error: {refusal}")
         lab.check("it waited for room", at_least(lab.p.wait_s, "s"), waited)
         lab.check("and then failed with a clear error", contains("Queue full"), refusal)
         lab.check("records lost without a word", 0, filled - len(producer) - len(reports))
@@ -186,8 +186,8 @@ LAB = Lab(
     run,
     needs=Needs(faults=True),
     parameters=(
-        Parameter("buffer_mb", 32, "size of the buffer in MB", fast=4),
-        Parameter("wait_s", 5.0, "seconds that the program waits for room", fast=1.0),
-        Parameter("patience_s", 60.0, "seconds that a record may wait in the buffer"),
+        Parameter("buffer_mb", 32, "size of the buffer in MB", fast=4, most=256),
+        Parameter("wait_s", 5.0, "seconds that the program waits for room", fast=1.0, least=0.5, most=30),
+        Parameter("patience_s", 60.0, "seconds that a record may wait in the buffer", least=10, most=600),
     ),
 )

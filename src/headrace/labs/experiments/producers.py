@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from headrace import consume, produce
+from headrace import ProduceOptions, consume, partition_of, produce
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.workbench import Workbench
 from headrace.samples import breadcrumbs
-from headrace.transport.partitioner import partition_of
-from headrace.transport.produce import ProduceOptions
 
 _PARTITIONS = 6
 
@@ -23,11 +21,8 @@ def run(lab: Workbench) -> None:
     count, producers = lab.p.records, lab.p.producers
     lab.step("An empty topic, and the sample as a file")
     topic = lab.topic("two-producers", partitions=_PARTITIONS)
-    sample = lab.files / "bcsample.json"
-    lab.shows(f"headrace sample breadcrumbs --records {count} -o bcsample.json")
-    with sample.open("wb") as file:
-        breadcrumbs(count, lab.seed).write(file)
-    lab.check("records in the topic", 0, lab.admin.describe(topic).records)
+    sample = lab.sample("breadcrumbs", count, "bcsample.json")
+    lab.check("records in the topic", 0, lab.admin.describe(topic).offsets)
 
     lab.step(f"{producers} producers at once", "Each sends the whole file, with its number as the key.")
     lab.shows(f"headrace produce {topic} bcsample.json --producers {producers} --key-per-producer")
@@ -57,6 +52,7 @@ def run(lab: Workbench) -> None:
     sent = [bytes(value) for value in _values(lab, count)]
     in_order = [key.decode() for key, got in sorted(read.items()) if got == sent]
     lab.check("producers whose records are in the order of the file", keys, in_order)
+    lab.watch(topic, count * producers)
 
 
 def _values(lab: Workbench, count: int) -> list[bytes]:
@@ -69,6 +65,6 @@ LAB = Lab(
     run,
     parameters=(
         Parameter("records", 1000, "records that each producer sends"),
-        Parameter("producers", 2, "producers at once"),
+        Parameter("producers", 2, "producers at once", most=20),
     ),
 )

@@ -81,7 +81,7 @@ def _lose_a_rack(lab: Workbench, topic: str, racks: dict[int, str]) -> None:
     for broker in victims:
         lab.cluster.kill(broker)
     took = lab.seconds_until(lambda: _all_led(lab, topic, victims), 60, "the move of the leaders")
-    lab.measure("until every partition was led by the other rack", took, "s")
+    lab.measure("until every partition was led by the other rack", took, "s", lab.timers())
     after = lab.admin.topic(topic)
     elsewhere = sum(racks.get(p.leader, lost) != lost for p in after.partitions)
     lab.check("partitions with a leader in the other rack", lab.p.partitions, elsewhere)
@@ -115,5 +115,5 @@ LAB = Lab(
     ("S4.4",),
     run,
     needs=Needs(brokers=_BROKERS, racks=_RACKS, faults=True),
-    parameters=(Parameter("partitions", 10, "partitions of the topic"),),
+    parameters=(Parameter("partitions", 10, "partitions of the topic", least=6, most=200),),
 )

@@ -4,7 +4,7 @@ A partition is read by one member of a group. So with four partitions, two membe
 read four times as fast, as long as the work on each record is what takes the time (on one machine the work is played by
 a pause of a millisecond; without any work the machine's two or more cores are the limit, and that is told too). A
 fifth member gets nothing: it waits. When another member is killed, the group notices after the session timeout, and
-the spare takes over.
+the spare takes over. The one that was killed comes back, and is a member of the group again.
 
 Then two partitions and three consumers, of which two are killed: the last one gets everything. Records are written all
 the while, and each of them must be read.
@@ -21,14 +21,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from headrace import produce
+from headrace import ConsumeOptions, produce
 from headrace.labs.expect import at_least, at_most, between
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.ownership import Owners, Ownership, busy, covers, idle
 from headrace.labs.workbench import Workbench, end
 from headrace.labs.writer import Writer
 from headrace.transport.consume import reading
-from headrace.transport.reading import ConsumeOptions
 
 # Between two kills, so that the picture shows the group at rest.
 _CALM_S = 2.0
@@ -47,6 +46,7 @@ def run(lab: Workbench) -> None:
 def _speeds(lab: Workbench) -> None:
     lab.step("One, two and four consumers", f"Each record takes {lab.p.work_ms:g} ms of work.")
     topic = lab.topic("work", partitions=4)
+    lab.shows(f"seq {lab.p.records} | headrace produce {topic}")
     produce(lab.cluster, topic, (f"record {n}" for n in range(lab.p.records)))
     speeds: dict[int, float] = {}
     for count in (1, 2, 4):
@@ -55,13 +55,14 @@ def _speeds(lab: Workbench) -> None:
         speeds[count] = _work(lab, topic, group, count)
     rows = [(n, speed, f"{speed / speeds[1]:.2f}") for n, speed in speeds.items()]
     lab.table("records a second, with work", ["consumers", "records/s", "times one"], rows)
-    lab.check("two consumers against one", at_least(1.5, "times as fast"), speeds[2] / speeds[1])
-    lab.check("four consumers against one", at_least(2.5, "times as fast"), speeds[4] / speeds[1])
+    lab.check("two consumers against one", at_least(1.5, "times as fast"), speeds[2] / speeds[1], timing=True)
+    lab.check("four consumers against one", at_least(2.5, "times as fast"), speeds[4] / speeds[1], timing=True)
 
     lab.step(
         "The same without any work", "Only the reading itself: limited by this machine, not by Kafka's partitions."
     )
     bulk = lab.topic("bulk", partitions=4)
+    lab.shows(f"seq -f '%0100.0f' {lab.p.bulk_records} | headrace produce {bulk}")
     report = produce(lab.cluster, bulk, (b"%0100d" % n for n in range(lab.p.bulk_records)))
     plain = {}
     for count in (1, 2, 4):
@@ -133,8 +134,10 @@ def _drill(lab: Workbench, topic: str, *, consumers: int, kills: int) -> None:
     group = lab.group(f"lab-rebalance-{topic}")
     partitions = [p.partition for p in lab.admin.topic(topic).partitions]
     names = [f"c{number}" for number in range(1, consumers + 1)]
-    lab.shows(*(f"headrace consume {topic} --group {group} --follow --json --set client.id={name} > {name}.ndjson &"
-                for name in names))  # fmt: skip
+    session = f"--set session.timeout.ms={int(lab.p.session_s * 1000)}"
+    lab.shows(f"seq 1000000 | headrace produce {topic} --rate {lab.p.rate} &",
+              *(f"headrace consume {topic} --group {group} --follow --json --set client.id={name} {session} "
+                f"> {name}.ndjson &" for name in names))  # fmt: skip
     with Writer(lab.connection, topic, rate=lab.p.rate) as writer, Ownership(lab.cluster, group) as watch:
         running = {name: _consumer(lab, topic, group, name) for name in names}
         lab.until(lambda: _settled(watch.now, consumers, partitions), 90, "the settling of the group")
@@ -144,9 +147,10 @@ def _drill(lab: Workbench, topic: str, *, consumers: int, kills: int) -> None:
         lab.check("consumers that are idle", consumers - len(partitions), len(idle(settled)))
         for _ in range(kills):
             lab.wait(_CALM_S)
-            _kill_one(lab, watch, running, partitions)
+            killed = _kill_one(lab, watch, running, partitions)
         lab.wait(_CALM_S)
         last = dict(watch.now)
+        _comes_back(lab, topic, group, killed, running, watch)
     lab.check("each partition has one owner at the end", True, covers(last, partitions))
     if kills > 1:
         lab.check("the last consumer owns everything", partitions, list(last[next(iter(last))]))
@@ -162,10 +166,12 @@ def _settled(owners: Owners, consumers: int, partitions: list[int]) -> bool:
 
 def _kill_one(
     lab: Workbench, watch: Ownership, running: dict[str, subprocess.Popen[bytes]], partitions: list[int]
-) -> None:
+) -> str:
+    """A member that owns something is dead, and others have its partitions; its name."""
     victim = busy(watch.now)[-1]
     before: Owners = dict(watch.now)
-    lab.shows(f"kill -9 %{victim.removeprefix('c')}")
+    # The first job is the producer.
+    lab.shows(f"kill -9 %{int(victim.removeprefix('c')) + 1}")
     end(running.pop(victim), signal.SIGKILL)
     watch.mark(f"{victim} killed")
     took = lab.seconds_until(
@@ -174,14 +180,37 @@ def _kill_one(
         "the take-over",
     )
     heirs = [name for name, owned in watch.now.items() if set(owned) & set(before[victim])]
-    lab.measure(f"until the partitions of {victim} had another owner", took, "s", f"now with {', '.join(heirs)}")
+    lab.measure(
+        f"until the partitions of {victim} had another owner",
+        took,
+        "s",
+        f"now with {', '.join(heirs)}; the consumers' session.timeout.ms={int(lab.p.session_s * 1000)}",
+    )
     lab.check(
-        "it is noticed after the session timeout", between(lab.p.session_s * 0.5, lab.p.session_s * 2 + 6, "s"), took
+        "it is noticed after the session timeout",
+        between(lab.p.session_s * 0.5, lab.p.session_s * 2 + 6, "s"),
+        took,
+        timing=True,
     )
     spares = idle(before)
     if spares:
         lab.check("the spare has taken over", True, bool(set(spares) & set(busy(watch.now))))
     lab.check("nobody else is idle", at_most(max(0, len(spares) - 1)), len(idle(watch.now)))
+    return victim
+
+
+def _comes_back(
+    lab: Workbench, topic: str, group: str, name: str, running: dict[str, subprocess.Popen[bytes]], watch: Ownership
+) -> None:
+    """The consumer that was killed last is started again and is a member like the others."""
+    lab.shows(f"headrace consume {topic} --group {group} --follow --json --set client.id={name} >> {name}.ndjson &")
+    watch.mark(f"{name} back")
+    running[name] = _consumer(lab, topic, group, name, again=True)
+    partitions = sorted(p for owned in watch.now.values() for p in owned)
+    lab.until(lambda: _settled(watch.now, len(running), partitions), 90, f"the return of {name}")
+    back = dict(watch.now)
+    lab.check(f"{name} comes back: members of the group", sorted(running), sorted(back))
+    lab.check(f"{name} comes back: consumers that own something", min(len(running), len(partitions)), len(busy(back)))
 
 
 def _ends(lab: Workbench, topic: str, group: str, running: dict[str, subprocess.Popen[bytes]], writer: Writer) -> None:
@@ -201,10 +230,11 @@ def _ends(lab: Workbench, topic: str, group: str, running: dict[str, subprocess.
     lab.say(f"The group {group} is left with {len(running)} of its consumers, which are stopped now.")
 
 
-def _consumer(lab: Workbench, topic: str, group: str, name: str) -> subprocess.Popen[bytes]:
+def _consumer(lab: Workbench, topic: str, group: str, name: str, *, again: bool = False) -> subprocess.Popen[bytes]:
+    file = f"{topic}-{name}{'-again' if again else ''}.ndjson"
     return lab.process(
         "consume", topic, "--group", group, "--follow", "--json", "--set", f"client.id={name}",
-        "--set", f"session.timeout.ms={int(lab.p.session_s * 1000)}", output=lab.files / f"{topic}-{name}.ndjson",
+        "--set", f"session.timeout.ms={int(lab.p.session_s * 1000)}", output=lab.files / file,
     )  # fmt: skip
 
 
@@ -225,10 +255,12 @@ LAB = Lab(
     ("S3.1",),
     run,
     parameters=(
-        Parameter("records", 4000, "records that are worked off", fast=1000),
-        Parameter("work_ms", 1.0, "work on each record, in milliseconds", fast=2.0),
-        Parameter("bulk_records", 400_000, "records that are read without work", fast=50_000),
-        Parameter("rate", 200, "records a second while consumers are killed", fast=100),
-        Parameter("session_s", 6.0, "session timeout of the consumers", fast=6.0),
+        Parameter("records", 4000, "records that are worked off", fast=1000, least=400, most=100_000),
+        Parameter("work_ms", 1.0, "work on each record, in milliseconds", fast=2.0, least=1, most=100),
+        Parameter(
+            "bulk_records", 400_000, "records that are read without work", fast=50_000, least=1000, most=10_000_000
+        ),
+        Parameter("rate", 200, "records a second while consumers are killed", fast=100, least=20, most=5000),
+        Parameter("session_s", 6.0, "session timeout of the consumers", fast=6.0, least=6, most=60),
     ),
 )

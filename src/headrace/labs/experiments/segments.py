@@ -4,6 +4,9 @@ A partition is a folder; in it lie segments, each named after the first offset i
 large enough or old enough, and a new one begun. Beside each log file lie two indexes: from an offset to a position in
 the file, and from a time to an offset. Records are stored in batches, as the producer sent them.
 
+Without settings of its own a topic closes a segment at 1 GB or after a week; that is read from a broker. The segments
+here are smaller, so that there are several of them within seconds.
+
 Everything told here is read from the files by our own reader. Kafka's kafka-dump-log then reads the same files, and
 both must agree batch by batch: offsets, positions, sizes, codec, producer, sequence numbers, checksum.
 """
@@ -15,15 +18,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace import produce
+from headrace import ProduceOptions, produce
 from headrace.cluster.segments import CODECS, Segment, StoredBatch, checksum_holds, partitions_in, segments_in
+from headrace.home import FOLDER
 from headrace.labs.expect import at_least
 from headrace.labs.figures import BLUE, ORANGE
-from headrace.labs.kafka_tools import DUMP_LOG, kafka_tool
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.workbench import Workbench
-from headrace.samples import breadcrumbs
-from headrace.transport.produce import ProduceOptions
 from headrace.transport.transactions import TransactionPlan, produce_in_transactions
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _SMALL_BATCHES = {"batch.size": 16_384}
 
 
 def run(lab: Workbench) -> None:
+    _defaults(lab)
     rolled = _roll_by_size(lab)
     _roll_by_age(lab)
     packed = _codecs(lab)
@@ -42,15 +44,36 @@ def run(lab: Workbench) -> None:
     _agrees(lab, [rolled, *packed, marked])
 
 
+def _defaults(lab: Workbench) -> None:
+    lab.step(
+        "1 GB or 1 week",
+        "A segment is closed when it is as large or as old as that, whichever comes first, unless a topic says else.",
+    )
+    topic = lab.topic("by-default")
+    told = lab.admin.topic_configs(topic)
+    broker = lab.admin.broker_configs(min(lab.admin.live_brokers()))
+    settings = ("segment.bytes", "segment.ms", "retention.ms")
+    lab.shows(f"headrace topic describe {topic} --all")
+    lab.table("of a topic without settings of its own", ["setting", "value"], [(s, told[s].value) for s in settings])
+    lab.check("segment.bytes: 1 GB", str(1 << 30), told["segment.bytes"].value)
+    lab.check("segment.ms: 1 week", str(7 * 24 * 3600 * 1000), told["segment.ms"].value)
+    lab.check("log.segment.bytes, as a broker says", str(1 << 30), broker["log.segment.bytes"].value)
+    lab.check("log.roll.hours, as a broker says: 168 are a week", "168", broker["log.roll.hours"].value)
+
+
 def _roll_by_size(lab: Workbench) -> Segment:
     lab.step(f"A new segment every {_SMALLEST:,} bytes", "The name of each is the offset of its first record.")
     topic = lab.topic("rolling", configs={"segment.bytes": str(_SMALLEST)})
     options = ProduceOptions(settings=_SMALL_BATCHES)
-    sent = produce(lab.cluster, topic, breadcrumbs(lab.p.records, lab.seed), options=options)
+    sample = lab.sample("breadcrumbs", lab.p.records, "day.json")
+    lab.shows(f"headrace produce {topic} day.json --set batch.size={_SMALL_BATCHES['batch.size']}")
+    sent = produce(lab.cluster, topic, sample, options=options)
     folder = _folder(lab, topic)
-    lab.shows(f"headrace topic segments {topic}", f"ls {topic}-0/")
     found = segments_in(folder)
-    lab.output(sorted(file.name for file in folder.iterdir()), most=14)
+    told = lab.types(f"headrace topic segments {topic}")
+    lab.check("segments that are listed", len(found), sum(told.out.count(s.log.stem) > 0 for s in found))
+    told = lab.types(f"ls {_shown(lab, folder)}", most=14)
+    lab.check("files that are there", {file.name for file in folder.iterdir()}, set(told.out.split()))
     rows = [(s.log.name, s.next_offset - 1, s.size_bytes, len(list(s.batches())), len(s.index()), len(s.time_index()))
             for s in found]  # fmt: skip
     lab.table("segments", ["file", "last offset", "bytes", "batches", "index entries", "time index entries"], rows)
@@ -116,15 +139,16 @@ def _codecs(lab: Workbench) -> list[Segment]:
     )
     rows: list[tuple[str, int, float, float]] = []
     packed: list[Segment] = []
+    sample = lab.sample("breadcrumbs", 1000, "bcsample.json")
     for codec in CODECS:
-        topic = lab.topic(f"packed-{codec}", quietly=True)
-        lab.shows(f"headrace produce {topic} bcsample.json --compression {codec}")
+        topic = lab.topic(f"packed-{codec}")
+        lab.shows(f"headrace produce {topic} bcsample.json --compression {codec} --set linger.ms=50")
         settings = {"compression.type": codec, "linger.ms": 50}
-        produce(lab.cluster, topic, breadcrumbs(1000, lab.seed), options=ProduceOptions(settings=settings))
+        produce(lab.cluster, topic, sample, options=ProduceOptions(settings=settings))
         (segment,) = segments_in(_folder(lab, topic))
         packed.append(segment)
         batches = list(segment.batches())
-        plain = sum(segment.plain_bytes(batch) for batch in batches)
+        plain = sum(segment.plain_bytes(batch) or 0 for batch in batches)
         records = [record for batch in batches for record in segment.records(batch)]
         lab.check(f"{codec}: codec of the batches", {codec}, {batch.codec for batch in batches})
         lab.check(f"{codec}: records unpacked", 1000, len(records))
@@ -140,9 +164,11 @@ def _codecs(lab: Workbench) -> list[Segment]:
 
 def _transactions(lab: Workbench) -> Segment:
     lab.step("Control batches", "The end of a transaction is a record too: a marker that no consumer is ever given.")
-    topic = lab.topic("marked", quietly=True)
+    topic = lab.topic("marked")
     plan = TransactionPlan(size=3, commit_probability=0.5, seed=lab.seed)
-    report = produce_in_transactions(lab.cluster, topic, (f"n{n}" for n in range(18)), plan)
+    numbers = lab.numbers(18)
+    lab.shows(f"headrace produce {topic} numbers.txt --transaction 3 --commit-probability 0.5 --seed {lab.seed}")
+    report = produce_in_transactions(lab.cluster, topic, numbers, plan)
     (segment,) = segments_in(_folder(lab, topic))
     lab.until(lambda: len(_markers(segment)) == 6, 20, "the writing of the markers")
     lab.shows(f"headrace topic segments {topic} --batches")
@@ -176,19 +202,18 @@ _LINE = re.compile(
 def _agrees(lab: Workbench, found: list[Segment]) -> None:
     lab.step("What Kafka's own tool says", "It reads the same files: log files and offset indexes.")
     files = [file for segment in found for file in (segment.log, segment.log.with_suffix(".index"))]
-    lab.shows("kafka-dump-log.sh --files " + ",".join(f"{file.parent.name}/{file.name}" for file in files))
-    told = kafka_tool(lab.cluster, DUMP_LOG, "--files", ",".join(map(str, files)), timeout_s=180)
+    told = lab.types(f"headrace lab tool kafka-dump-log --files {','.join(_shown(lab, file) for file in files)}",
+                     most=4, within_s=300).out  # fmt: skip
     by_file = dict(re.findall(r"^Dumping (\S+)\n(.*?)(?=^Dumping |\Z)", told, re.MULTILINE | re.DOTALL))
     lab.check("files that it reads", len(files), len(by_file), look=told[:200])
-    lab.output([line for line in by_file[str(found[0].log)].splitlines() if line.startswith("baseOffset")], most=2)
     for segment in found:
         name = segment.log.parent.name
-        theirs = [tuple(words) for words in _LINE.findall(by_file[str(segment.log)])]
+        theirs = [tuple(words) for words in _LINE.findall(by_file[_shown(lab, segment.log)])]
         ours = [_as_told(batch) for batch in segment.batches()]
         lab.check(f"{name}: batches that it reads", len(ours), len(theirs))
         differing = [(a, b) for a, b in zip(ours, theirs, strict=False) if a != b]
         lab.check(f"{name}: batches of which it says something else", 0, len(differing), look=str(differing[:1]))
-        entries = _index_entries(by_file[str(segment.log.with_suffix(".index"))])
+        entries = _index_entries(by_file[_shown(lab, segment.log.with_suffix(".index"))])
         lab.check(f"{name}: index entries alike", True, entries == [(e.offset, e.position) for e in segment.index()])
 
 
@@ -205,6 +230,11 @@ def _index_entries(told: str) -> list[tuple[int, int]]:
     # An index without entries is told as one entry of zeros.
     found = [(int(offset), int(position)) for offset, position in re.findall(r"offset: (\d+) position: (\d+)", told)]
     return [entry for entry in found if entry[1]]
+
+
+def _shown(lab: Workbench, file: Path) -> str:
+    """Where a person finds the file, from the folder of the cluster's home."""
+    return f"{FOLDER}/{file.relative_to(lab.cluster.home.root)}"
 
 
 def _folder(lab: Workbench, topic: str) -> Path:
@@ -229,9 +259,9 @@ LAB = Lab(
     ("S4.2",),
     run,
     parameters=(
-        Parameter("records", 12_000, "breadcrumbs that fill several segments", fast=7000),
-        Parameter("lookups", 200, "random offsets that are looked up", fast=50),
-        Parameter("age_s", 2.0, "seconds after which a segment is closed", fast=0.5),
-        Parameter("ages", 4, "segments that are made by age", fast=3),
+        Parameter("records", 12_000, "breadcrumbs that fill several segments", fast=7000, least=6000),
+        Parameter("lookups", 200, "random offsets that are looked up", fast=50, most=10_000),
+        Parameter("age_s", 2.0, "seconds after which a segment is closed", fast=0.5, least=0.3, most=60),
+        Parameter("ages", 4, "segments that are made by age", fast=3, least=2, most=20),
     ),
 )

@@ -103,6 +103,7 @@ def run(lab: Workbench) -> None:
         f"{len(_CELLS)} cells",
         f"In each: {lab.p.rate} records a second into one partition on brokers {', '.join(map(str, replicas))}.",
     )
+    lab.numbers(1_000_000)
     outcomes = [_run(lab, at, cell, replicas) for at, cell in enumerate(_CELLS, 1)]
     lab.step("What came of it")
     rows = [
@@ -113,9 +114,10 @@ def run(lab: Workbench) -> None:
     lab.table("the matrix", ["settings", "promise", "sent", "acknowledged", "refused", "lost", "doubled"], rows)
     for outcome in outcomes:
         cell, found = outcome.cell, outcome.account
-        lab.check(f"{cell.name}: acknowledged and lost", cell.lost, len(found.lost))
-        lab.check(f"{cell.name}: doubled", cell.doubled, len(found.doubled))
-        lab.check(f"{cell.name}: refused", cell.refused, outcome.refused)
+        # That a fault does harm depends on its timing; that none was done does not.
+        lab.check(f"{cell.name}: acknowledged and lost", cell.lost, len(found.lost), timing=cell.lost is _SOME)
+        lab.check(f"{cell.name}: doubled", cell.doubled, len(found.doubled), timing=cell.doubled is _SOME)
+        lab.check(f"{cell.name}: refused", cell.refused, outcome.refused, timing=True)
         lab.check(
             f"{cell.name}: what became of every record is known", outcome.sent, found.acknowledged + outcome.refused
         )
@@ -127,7 +129,7 @@ def _run(lab: Workbench, number: int, cell: _Cell, replicas: list[int]) -> _Outc
     configs = {"min.insync.replicas": str(cell.min_isr)}
     if cell.alone:
         configs["unclean.leader.election.enable"] = "true"
-    topic = lab.topic(f"semantics-{number}", configs=configs, assignment=[replicas], quietly=True)
+    topic = lab.topic(f"semantics-{number}", configs=configs, assignment=[replicas])
     lab.until(lambda: len(lab.partition(topic).isr) == 3, 60, "the replicas' being in sync")
     settings = " ".join(f"--set {name}={value}" for name, value in cell.settings.items() if name != "acks")
     lab.shows(f"headrace produce {topic} numbers.txt --acks {cell.acks} --rate {lab.p.rate} {settings} &")
@@ -182,7 +184,8 @@ def _leader_alone(lab: Workbench, topic: str, leader: int, followers: list[int])
 def _own_duplicates(lab: Workbench) -> None:
     count = lab.p.own
     lab.step("The application sends twice", f"An idempotent producer, no fault at all; {count} records are sent twice.")
-    topic = lab.topic("semantics-own", quietly=True)
+    topic = lab.topic("semantics-own")
+    lab.shows(*[f"seq 0 {count - 1} | headrace produce {topic}"] * 2)
     producer = lab.connection.producer()
     for number in [*range(count), *range(count)]:
         producer.produce(topic, str(number))
@@ -220,10 +223,10 @@ LAB = Lab(
     run,
     needs=Needs(brokers=6, racks=("R1", "R2"), faults=True),
     parameters=(
-        Parameter("rate", 500, "records a second", fast=300),
-        Parameter("hiccup_s", 0.7, "seconds for which the followers are frozen", fast=0.6),
-        Parameter("alone_s", 0.35, "seconds in which only the leader writes before it dies"),
-        Parameter("between_s", 1.5, "seconds of writing between faults", fast=1.0),
-        Parameter("own", 100, "records that the application sends twice", fast=20),
+        Parameter("rate", 500, "records a second", fast=300, least=100, most=5000),
+        Parameter("hiccup_s", 0.7, "seconds for which the followers are frozen", fast=0.6, least=0.4, most=0.9),
+        Parameter("alone_s", 0.35, "seconds in which only the leader writes before it dies", least=0.2, most=0.8),
+        Parameter("between_s", 1.5, "seconds of writing between faults", fast=1.0, least=0.5, most=60),
+        Parameter("own", 100, "records that the application sends twice", fast=20, most=10_000),
     ),
 )

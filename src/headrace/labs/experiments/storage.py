@@ -10,6 +10,7 @@ a series: {"data": [{"timestamp": …, "value": …}]}.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,6 @@ from headrace.labs.expect import at_least, between
 from headrace.labs.figures import BLUE
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.workbench import Workbench
-from headrace.samples import breadcrumbs
 from headrace.transport.topics import TopicSize
 
 if TYPE_CHECKING:
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 def run(lab: Workbench) -> None:
     lab.step("Records are sent once and read twice, by the same group")
     topic = lab.topic("stored", partitions=3)
-    sample = lab.files / "bcsample.json"
-    with sample.open("wb") as file:
-        size = breadcrumbs(lab.p.records, lab.seed).write(file).size_bytes
-    lab.shows(f"headrace sample breadcrumbs --records {lab.p.records} -o bcsample.json", "wc bcsample.json",
-              f"headrace produce {topic} bcsample.json")  # fmt: skip
+    sample = lab.sample("breadcrumbs", lab.p.records, "bcsample.json")
+    size = sample.stat().st_size
+    lab.types("wc bcsample.json")
+    lab.shows(f"headrace produce {topic} bcsample.json")
     lab.check("records acknowledged", lab.p.records, produce(lab.cluster, topic, sample).acknowledged)
     group = lab.group("lab-storage")
     lab.shows(f"headrace consume {topic} --group {group}", f"headrace consume {topic} --group {group}")
@@ -41,12 +40,12 @@ def run(lab: Workbench) -> None:
     lab.check("records of a group that is new", lab.p.records, sum(1 for _ in consume(lab.cluster, topic)))
 
     lab.step("Where are they?", "In files of the brokers, a copy on each replica.")
-    lab.shows(f"headrace topic size {topic} --json")
     (told,) = lab.admin.topic_sizes([topic])
+    printed = json.loads(lab.types(f"headrace topic size {topic} --json").out)
+    lab.check("bytes that the command prints", told.size_bytes, printed["data"][-1]["value"])
     on_disk = _bytes_on_disk(lab, topic)
     lab.table("bytes by broker", ["broker", "as the broker says", "its log files"],
               [(broker, count, on_disk[broker]) for broker, count in told.broker_bytes.items()])  # fmt: skip
-    lab.output([str(told.to_json()["data"])])
     lab.check("what brokers say is what lies on disk", on_disk, told.broker_bytes)
     lab.check("bytes of one copy", between(0.9 * size, 1.2 * size, "bytes"), told.size_bytes)
 
@@ -56,10 +55,13 @@ def run(lab: Workbench) -> None:
         produce(lab.cluster, topic, sample)
         series += lab.admin.topic_sizes([topic])
     values = [each.size_bytes or 0 for each in series]
-    lab.output([str(point) for each in series for point in each.to_json()["data"]], most=6)
+    points = [point for each in series for point in each.to_json()["data"]]
+    lab.table("the series", ["timestamp", "value"], [(point["timestamp"], point["value"]) for point in points])
     lab.check("each round adds as much as the first", between(0.95, 1.05, "times the first"),
               (values[-1] - values[0]) / lab.p.rounds / max(values[0], 1))  # fmt: skip
     lab.figure("bytes", "Bytes of one copy of the topic over time", lambda figure: _draw(figure, series), height=2.8)
+    total = lab.p.records * (lab.p.rounds + 1)
+    lab.watch(topic, total, {group: total - lab.p.records}, note="The group has read what the first round sent.")
     _clean(lab, topic)
 
 
@@ -68,12 +70,12 @@ def _clean(lab: Workbench, topic: str) -> None:
     lab.step("Clean by reading", "Everything is read and thrown away; the records stay until retention removes them.")
     lab.shows(f"headrace topic clean {topic} --how read")
     lab.check("records read and thrown away", total, lab.admin.clean_topic(topic, how="read").records)
-    lab.check("records still there", total, lab.admin.describe(topic).records)
+    lab.check("records still there", total, lab.admin.describe(topic).offsets)
     lab.step("Clean by deleting")
     lab.shows(f"headrace topic clean {topic} --yes")
-    lab.check("records deleted", total, lab.admin.clean_topic(topic).records)
+    lab.check("records deleted", total, lab.admin.clean_topic(topic).offsets)
     found = lab.admin.describe(topic)
-    lab.check("records left", 0, found.records)
+    lab.check("records left", 0, found.offsets)
     lab.check("the numbering goes on", at_least(total), sum(p.end or 0 for p in found.partitions))
     lab.check("records that a new consumer gets", 0, sum(1 for _ in consume(lab.cluster, topic)))
 
@@ -103,7 +105,7 @@ LAB = Lab(
     ("S2.C",),
     run,
     parameters=(
-        Parameter("records", 1000, "breadcrumbs of the sample"),
-        Parameter("rounds", 10, "how often they are sent again while bytes are watched", fast=4),
+        Parameter("records", 1000, "breadcrumbs of the sample", least=100, most=100_000),
+        Parameter("rounds", 10, "how often they are sent again while bytes are watched", fast=4, most=100),
     ),
 )

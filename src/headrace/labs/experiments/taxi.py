@@ -13,21 +13,17 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace import consume, produce
-from headrace.errors import CodecError
-from headrace.labs.examples import Example
+from headrace import CodecError, ConsumeOptions, ProduceOptions, Registry, Schema, Shaping, consume, produce
+from headrace.labs.examples import Example, declaration_of
 from headrace.labs.experiments.avro import TOPIC, drop_subject
 from headrace.labs.figures import COLOURS
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
-from headrace.samples import RIDE_VERSIONS, ride_schema, taxi
+from headrace.samples import RIDE_VERSIONS, ride_schema
 from headrace.transport.codec import Decoded, SchemaCodec
-from headrace.transport.produce import ProduceOptions
-from headrace.transport.reading import ConsumeOptions
-from headrace.transport.schemas import Registry, Schema
-from headrace.transport.shaping import Shaping
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,8 +39,8 @@ Revenue = dict[tuple[int, int], tuple[float, int]]
 
 def run(lab: Workbench) -> None:
     lab.step("Three versions of a ride in one topic", "Version 2 has a tip, version 3 a time of its own.")
-    lab.topic(TOPIC, partitions=4)
-    lab.topic(_DEAD)
+    lab.topic(TOPIC, partitions=4, fixed=True)
+    lab.topic(_DEAD, fixed=True)
     with Registry(lab.cluster.registry) as registry:
         drop_subject(registry, _SUBJECT)
         lab.finally_(drop_subject, registry, _SUBJECT)
@@ -66,14 +62,13 @@ def run(lab: Workbench) -> None:
 
 
 def _write(lab: Workbench, registry: Registry) -> None:
+    lab.lay_out()
     for version in RIDE_VERSIONS:
         schema = Schema(ride_schema(version))
-        lab.shows(
-            f"headrace sample taxi --shape v{version} -n {lab.p.rides} --seed {lab.seed + version} -o rides.ndjson",
-            f"headrace produce {TOPIC} rides.ndjson --value avro:ride.v{version}.avsc",
-        )
+        file = f"rides.v{version}.ndjson"
+        rides = lab.sample("taxi", lab.p.rides, file, "--shape", f"v{version}", "--format", "ndjson")
+        lab.shows(f"headrace produce {TOPIC} {file} --value avro:ride.v{version}.avsc")
         codec = SchemaCodec(registry, written=(registry.register(_SUBJECT, schema), schema))
-        rides = list(taxi(lab.p.rides, lab.seed + version, shape=f"v{version}"))
         sent = produce(lab.cluster, TOPIC, rides, options=ProduceOptions(shaping=Shaping(value_codec=codec)))
         lab.check(f"version {version}: records acknowledged", lab.p.rides, sent.acknowledged)
     lab.check("versions of the subject", list(RIDE_VERSIONS), registry.versions(_SUBJECT))
@@ -151,5 +146,9 @@ LAB = Lab(
     ("S3.9",),
     run,
     needs=Needs(services=("registry",)),
-    parameters=(Parameter("rides", 1000, "rides of each schema version", fast=300),),
+    parameters=(Parameter("rides", 1000, "rides of each schema version", fast=300, least=50, most=100_000),),
+    files={
+        "headrace.toml": lambda: declaration_of("taxi"),
+        **{f"ride.v{version}.avsc": partial(ride_schema, version) for version in RIDE_VERSIONS},
+    },
 )

@@ -8,20 +8,13 @@ removed.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from typing import Any
-
-from headrace import consume, produce
-from headrace.errors import Incompatible
-from headrace.labs.experiments.avro import drop_subject, writing
+from headrace import ConsumeOptions, ProduceOptions, Registry, consume, produce
+from headrace.labs.expect import contains
+from headrace.labs.experiments.avro import drop_subject, with_words, writing
 from headrace.labs.lab import Lab, Needs, Parameter
-from headrace.labs.workbench import Workbench
-from headrace.samples import ride_schema, taxi
+from headrace.labs.workbench import Workbench, quoted
+from headrace.samples import ride_key_schema, ride_schema
 from headrace.transport.codec import Decoded, SchemaCodec
-from headrace.transport.produce import ProduceOptions
-from headrace.transport.reading import ConsumeOptions
-from headrace.transport.schemas import Registry, Schema
 
 _OLD, _NEW = "rides.v1", "rides.v2"
 _CONSUMERS = ("billing", "reporting", "fraud")
@@ -29,8 +22,8 @@ _WORDS = {1: "card", 2: "cash", 3: "no charge", 4: "dispute"}
 
 
 def run(lab: Workbench) -> None:
-    lab.topic(_OLD, partitions=2)
-    lab.topic(_NEW, partitions=2)
+    lab.topic(_OLD, partitions=2, fixed=True)
+    lab.topic(_NEW, partitions=2, fixed=True)
     groups = {name: lab.group(f"lab-upgrade-{name}") for name in _CONSUMERS}
     with Registry(lab.cluster.registry) as registry:
         for topic in (_OLD, _NEW):
@@ -43,33 +36,25 @@ def run(lab: Workbench) -> None:
 
 
 def _window(lab: Workbench, registry: Registry, groups: dict[str, str]) -> None:
-    new_schema = _with_words(ride_schema(1))
-    rounds = iter(_rounds(lab))
     lab.step("Before", "One topic, one schema, three consumers that read it as groups of their own.")
-    lab.shows(f"headrace produce {_OLD} rides.ndjson --value avro:ride.avsc")
-    _fill(lab, registry, next(rounds), [_OLD])
+    lab.lay_out()
+    _fill(lab, registry, 0, [_OLD])
     seen: dict[str, list[int]] = {name: [] for name in _CONSUMERS}
     for name in _CONSUMERS:
         seen[name] += _read(lab, registry, _OLD, groups[name])
     lab.check("rides that each has read", {lab.p.rides}, {len(numbers) for numbers in seen.values()})
 
     lab.step("The change is refused in the old topic", "payment_type becomes a word.")
-    refused = False
-    try:
-        registry.register(f"{_OLD}-value", Schema(new_schema))
-    except Incompatible:
-        refused = True
-    lab.check("incompatible", True, refused)
+    told = lab.types(f"headrace schema register {_OLD}-value ride_words.avsc", code=1)
+    lab.check("incompatible", contains("payment_type"), told.err)
 
     lab.step(
         "The window opens", "From now on every ride goes into both topics, each time with the schema of the topic."
     )
-    lab.shows(f"headrace produce {_OLD} rides.ndjson --value avro:ride.avsc",
-              f"headrace produce {_NEW} rides.ndjson --value avro:ride_words.avsc")  # fmt: skip
     moved: dict[str, int] = {}
     first_new = lab.p.rides
     for at in range(len(_CONSUMERS)):
-        _fill(lab, registry, next(rounds), [_OLD, _NEW], new_schema)
+        _fill(lab, registry, at + 1, [_OLD, _NEW])
         for name in _CONSUMERS:
             topic = _NEW if name in moved else _OLD
             seen[name] += _read(lab, registry, topic, groups[name])
@@ -84,14 +69,14 @@ def _window(lab: Workbench, registry: Registry, groups: dict[str, str]) -> None:
     lab.table("who moved when", ["consumer", "after so many rides"], moved.items())
 
     lab.step("The window closes", "The last consumer has moved: the old topic gets nothing more.")
-    _fill(lab, registry, next(rounds), [_NEW], new_schema)
+    _fill(lab, registry, len(_CONSUMERS) + 1, [_NEW])
     for name in _CONSUMERS:
         seen[name] += _read(lab, registry, _NEW, groups[name])
     total = lab.p.rides * (len(_CONSUMERS) + 2)
     for name in _CONSUMERS:
         lab.check(f"{name}: rides read", total, len(set(seen[name])))
         lab.check(f"{name}: rides read twice", 0, len(seen[name]) - len(set(seen[name])))
-    ends = {topic: lab.admin.describe(topic).records for topic in (_OLD, _NEW)}
+    ends = {topic: lab.admin.describe(topic).offsets for topic in (_OLD, _NEW)}
     lab.table("rides in the topics", ["topic", "rides"], ends.items())
     lab.check("rides in the old topic", lab.p.rides * (len(_CONSUMERS) + 1), ends[_OLD])
     lab.check("rides in the new one", lab.p.rides * (len(_CONSUMERS) + 1), ends[_NEW])
@@ -100,37 +85,26 @@ def _window(lab: Workbench, registry: Registry, groups: dict[str, str]) -> None:
     lab.check("topics that are left", [_NEW], [t.name for t in lab.admin.topics() if t.name in (_OLD, _NEW)])
 
 
-def _with_words(schema: str) -> str:
-    """The schema with payment_type as a word: incompatible on purpose. The rides' number travels in total_amount."""
-    document = json.loads(schema)
-    for field in document["fields"]:
-        if field["name"] == "payment_type":
-            field.update(type="string", doc="card, cash, no charge or dispute")
-    return json.dumps(document)
+def _ride_file(lab: Workbench, at: int) -> None:
+    """Rides of a round, each with its own number as the amount, so that it can be followed through both topics."""
+    numbered = f"{at * lab.p.rides} + NR - 1"
+    made = quoted("headrace", "sample", "taxi", "--shape", "v1", "--records", lab.p.rides, "--seed", lab.seed + at,
+                  "--format", "ndjson")  # fmt: skip
+    lab.types(f"""{made} | awk '{{sub(/"total_amount": [^}}]*/, "\\"total_amount\\": " ({numbered})); print}}' """
+              "> rides.ndjson")  # fmt: skip
+    words = "; ".join(f's/"payment_type": {number},/"payment_type": "{word}",/' for number, word in _WORDS.items())
+    lab.types(f"sed '{words}' rides.ndjson > rides_words.ndjson")
 
 
-def _rounds(lab: Workbench) -> Iterator[list[dict[str, Any]]]:
-    """Rides by the round, each with its own number as the amount, so that it can be followed through both topics."""
-    number = 0
-    for at in range(len(_CONSUMERS) + 2):
-        rides = list(taxi(lab.p.rides, lab.seed + at, shape="v1"))
-        for ride in rides:
-            ride["total_amount"] = float(number)
-            number += 1
-        yield rides
-
-
-def _fill(
-    lab: Workbench, registry: Registry, rides: list[dict[str, Any]], topics: list[str], new_schema: str = ""
-) -> None:
+def _fill(lab: Workbench, registry: Registry, at: int, topics: list[str]) -> None:
+    _ride_file(lab, at)
     for topic in topics:
-        rows = rides
-        schema = ride_schema(1)
-        if topic == _NEW:
-            rows = [{**ride, "payment_type": _WORDS[ride["payment_type"]]} for ride in rides]
-            schema = new_schema
-        report = produce(lab.cluster, topic, rows, options=ProduceOptions(shaping=writing(registry, topic, schema)))
-        lab.check(f"{topic}: rides written", len(rides), report.acknowledged)
+        old = topic == _OLD
+        file, schema = ("rides.ndjson", "ride.avsc") if old else ("rides_words.ndjson", "ride_words.avsc")
+        lab.shows(f"headrace produce {topic} {file} --value avro:{schema} --key-codec avro:ride_key.avsc")
+        shaping = writing(registry, topic, ride_schema(1) if old else with_words())
+        report = produce(lab.cluster, topic, lab.files / file, options=ProduceOptions(shaping=shaping))
+        lab.check(f"{topic}: rides written", lab.p.rides, report.acknowledged)
 
 
 def _read(lab: Workbench, registry: Registry, topic: str, group: str) -> list[int]:
@@ -150,5 +124,10 @@ LAB = Lab(
     ("S3.8",),
     run,
     needs=Needs(services=("registry",)),
-    parameters=(Parameter("rides", 500, "rides of each round", fast=100),),
+    parameters=(Parameter("rides", 500, "rides of each round", fast=100, least=20, most=100_000),),
+    files={
+        "ride.avsc": lambda: ride_schema(1),
+        "ride_key.avsc": ride_key_schema,
+        "ride_words.avsc": with_words,
+    },
 )
