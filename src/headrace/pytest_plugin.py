@@ -5,19 +5,21 @@
         my_producer(headrace_cluster.bootstrap, topic)
 
 The cluster is started once per test run, at the first test that asks for it, in a temporary folder, and removed after
-the last. Topic names are random: nothing is cleaned up between tests. When a test fails, what every node logged during
-the test is attached to the report. With `--headrace-bootstrap ADDRESS` the tests run against a foreign cluster instead.
+the last. With pytest-xdist all workers share it: the process that distributes the tests owns the folder, and a test
+that kills nodes runs while no other test uses the cluster. Topic names are random: nothing is cleaned up between tests.
+When a test fails, what every node logged during the test is attached to the report. With `--headrace-bootstrap ADDRESS`
+the tests run against a foreign cluster instead, and their topics are deleted there.
 """
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import signal
 import tempfile
-import threading
 import uuid
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from headrace.transport.client import Connection
 
 _LOG_BYTES_PER_NODE = 20_000
+_FOLDER: pytest.StashKey[Path] = pytest.StashKey()
+_CLUSTER: pytest.StashKey[Any] = pytest.StashKey()
+_MARKS: pytest.StashKey[dict[str, tuple[Path, int]]] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,64 +46,130 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Kafka property of the test cluster",
     )
     group.addoption("--headrace-bootstrap", metavar="ADDRESS", help="use this Kafka instead of starting one")
+    group.addoption(
+        "--headrace-per-worker", action="store_true", help="a cluster for each worker of pytest-xdist, not one for all"
+    )
     group.addoption("--headrace-keep", action="store_true", help="keep the test cluster's folder")
 
 
-@pytest.fixture(scope="session")
-def headrace_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster | Connection]:
-    """A running cluster with `.bootstrap`; a local one also has the verbs of `headrace.Cluster`."""
-    from headrace.cluster import Cluster
-    from headrace.transport.client import Connection
+# -- whose cluster it is ------------------------------------------------------------------------------------------
 
-    foreign = request.config.getoption("--headrace-bootstrap")
-    if foreign:
-        yield Connection(foreign)
-        return
-    kafka = dict(text.split("=", 1) for text in request.config.getoption("--headrace-set"))
-    folder = Path(tempfile.mkdtemp(prefix="headrace-test-"))
-    cluster = Cluster(folder / "home", brokers=request.config.getoption("--headrace-brokers"), kafka=kafka)
-    request.config.stash[_CLUSTER] = cluster
-    keep = request.config.getoption("--headrace-keep")
-    with _ended_like_ctrl_c(signal.SIGTERM, signal.SIGHUP):
-        try:
-            cluster.up()
-            yield cluster
-        finally:
-            cluster.down(wipe=not keep)
-            if not keep:
-                shutil.rmtree(folder)
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """pytest-xdist calls this in the process that distributes the tests: the cluster of all workers belongs to it."""
+    if not node.config.getoption("--headrace-per-worker"):
+        node.workerinput["headrace_folder"] = str(_own_folder(node.config))
+
+
+def _own_folder(config: pytest.Config) -> Path:
+    """The folder of the cluster, made once; when this process of pytest ends, nothing runs there and it is removed."""
+    from headrace.runtime.process import ended_like_ctrl_c
+
+    if _FOLDER not in config.stash:
+        config.stash[_FOLDER] = Path(tempfile.mkdtemp(prefix="headrace-test-"))
+        ends = ExitStack()
+        ends.enter_context(ended_like_ctrl_c(signal.SIGTERM, signal.SIGHUP))
+        ends.callback(_remove, config)
+        config.add_cleanup(ends.close)
+    return config.stash[_FOLDER]
+
+
+def _shared_folder(config: pytest.Config) -> Path | None:
+    """The folder of the cluster that all workers share; None outside of a worker."""
+    folder = getattr(config, "workerinput", {}).get("headrace_folder")
+    return Path(folder) if folder else None
+
+
+def _remove(config: pytest.Config) -> None:
+    from headrace.cluster import Cluster
+
+    folder = config.stash[_FOLDER]
+    keep = config.getoption("--headrace-keep") or _not_started(folder).exists()
+    if (folder / "home").exists():
+        Cluster(folder / "home").down(wipe=not keep)
+    if not keep:
+        shutil.rmtree(folder)
+
+
+def _not_started(folder: Path) -> Path:
+    """There when the cluster could not be started: the error names logs in the folder, so the folder stays."""
+    return folder / "not-started"
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    folder = config.stash.get(_FOLDER, None)
+    if folder and (config.getoption("--headrace-keep") or _not_started(folder).exists()):
+        terminalreporter.write_line(f"headrace: the folder of the test cluster is kept: {folder}")
 
 
 @contextmanager
-def _ended_like_ctrl_c(*signals: signal.Signals) -> Iterator[None]:
-    """Whoever ends the test run from outside gets the clean end that Ctrl-C gets: no broker stays behind.
-
-    A signal that somebody else takes care of is left to them.
-    """
-    ours: list[signal.Signals] = []
-    if threading.current_thread() is threading.main_thread():  # only there may signals be taken
-        ours = [number for number in signals if signal.getsignal(number) == signal.SIG_DFL]
-    for number in ours:
-        signal.signal(number, signal.default_int_handler)
-    try:
+def _locked(file: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    with file.open("a", encoding="utf-8") as handle:
+        fcntl.flock(handle, how)
         yield
-    finally:
-        for number in ours:
-            signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """A test that kills nodes of a shared cluster has it for itself."""
+    folder, fixtures = _shared_folder(item.config), getattr(item, "fixturenames", ())
+    if folder is None or "headrace_cluster" not in fixtures:
+        return (yield)
+    with _locked(folder / "in-use", fcntl.LOCK_EX if "headrace_faults" in fixtures else fcntl.LOCK_SH):
+        return (yield)
+
+
+# -- fixtures -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def headrace_cluster(request: pytest.FixtureRequest) -> Cluster | Connection:
+    """A running cluster with `.bootstrap`; a local one also has the verbs of `headrace.Cluster`."""
+    from headrace.cluster import Cluster
+    from headrace.errors import HeadraceError
+    from headrace.transport.client import Connection
+
+    config = request.config
+    foreign = config.getoption("--headrace-bootstrap")
+    if foreign:
+        return Connection(foreign)
+    kafka = dict(text.split("=", 1) for text in config.getoption("--headrace-set"))
+    folder = _shared_folder(config) or _own_folder(config)
+    cluster = Cluster(folder / "home", brokers=config.getoption("--headrace-brokers"), kafka=kafka)
+    config.stash[_CLUSTER] = cluster
+    with _locked(folder / "starting"):
+        try:
+            cluster.up()  # by another worker already, perhaps: it can be repeated
+        except HeadraceError:
+            _not_started(folder).touch()
+            raise
+    return cluster
 
 
 @pytest.fixture
-def headrace_topic(headrace_cluster: Cluster | Connection) -> Callable[..., str]:
-    """Makes a topic with a random name: `headrace_topic(partitions=3, replication=1, **configs)`."""
+def headrace_topic(headrace_cluster: Cluster | Connection) -> Iterator[Callable[..., str]]:
+    """Makes a topic with a random name: `headrace_topic(partitions=3, replication=1, **configs)`.
+
+    On a foreign Kafka it is deleted after the test.
+    """
     from headrace.transport.admin import Admin, NewTopic
+    from headrace.transport.client import Connection
+
+    made: list[str] = []
 
     def make(partitions: int = 1, replication: int | None = None, **configs: str) -> str:
         name = f"test-{uuid.uuid4().hex[:12]}"
         settings = {key.replace("_", "."): str(value) for key, value in configs.items()}
-        Admin(headrace_cluster).create_topics([NewTopic(name, partitions, replication, settings)])
+        with Admin(headrace_cluster) as admin:
+            admin.create_topics([NewTopic(name, partitions, replication, settings)])
+        made.append(name)
         return name
 
-    return make
+    yield make
+    if made and isinstance(headrace_cluster, Connection):
+        with Admin(headrace_cluster) as admin:
+            admin.delete_topics([topic.name for topic in admin.topics() if topic.name in made])
 
 
 @pytest.fixture
@@ -107,13 +178,12 @@ def headrace_faults(headrace_cluster: Cluster | Connection) -> Iterator[Cluster]
     from headrace.cluster import Cluster
 
     if not isinstance(headrace_cluster, Cluster):
-        pytest.fail("headrace_faults needs a local cluster: it cannot kill nodes of --headrace-bootstrap")
+        pytest.skip("headrace_faults needs a local cluster: it cannot kill nodes of --headrace-bootstrap")
     yield headrace_cluster
     headrace_cluster.up()
 
 
-_CLUSTER: pytest.StashKey[Any] = pytest.StashKey()
-_MARKS: pytest.StashKey[dict[str, tuple[Path, int]]] = pytest.StashKey()
+# -- what the nodes logged ----------------------------------------------------------------------------------------
 
 
 def _log_ends(cluster: Cluster) -> dict[str, tuple[Path, int]]:

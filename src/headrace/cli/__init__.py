@@ -4,25 +4,15 @@
 import headrace.cli.console as _console  # noqa: F401
 from headrace.cli.app import Root, cli, console, main
 
-_CLUSTER = (
-    "up", "down", "status", "start", "stop", "restart", "kill", "pause", "resume", "logs", "doctor", "config",
-)  # fmt: skip
-Root.files.update(
-    {
-        **dict.fromkeys(_CLUSTER, ("cluster",)),
-        "demo": ("demo",),
-        "topic": ("topic", "segments"),
-        "produce": ("produce",),
-        "consume": ("consume",),
-        "group": ("group",),
-        "schema": ("schema",),
-        "connector": ("connector",),
-        "pipeline": ("pipeline", "recovery"),
-        "table": ("table",),
-        "sample": ("sample",),
-        "lab": ("lab",),
-        "console": ("console",),
-    }
+_NODES = ("up", "down", "status", "start", "stop", "restart", "kill", "pause", "resume", "logs", "doctor", "config")
+
+Root.add_section("Cluster", {**dict.fromkeys(_NODES, ("cluster",)), "console": ("console",)})
+Root.add_section(
+    "Records",
+    {"topic": ("topic", "segments"), "produce": ("produce",), "consume": ("consume",), "group": ("group",)},
 )
+Root.add_section("Schemas and connectors", {"schema": ("schema",), "connector": ("connector",)})
+Root.add_section("Pipelines and tables", {"pipeline": ("pipeline", "recovery"), "table": ("table",)})
+Root.add_section("Learn", {"demo": ("demo",), "lab": ("lab",), "sample": ("sample",)})
 
 __all__ = ["cli", "console", "main"]

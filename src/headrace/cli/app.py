@@ -49,13 +49,27 @@ class App:
 
     def connection(self) -> Connection:
         """The Kafka that is meant: --bootstrap, else the file of -F, else the cluster of this home."""
-        from headrace.transport.client import Connection, read_properties
+        from headrace.transport.client import Connection
+
+        named, properties = self._client_properties()
+        return Connection(named or self.cluster().bootstrap, properties)
+
+    def foreign(self) -> Connection | None:
+        """The Kafka that --bootstrap or the file of -F names; None when the cluster of this home is meant."""
+        from headrace.transport.client import Connection
+
+        named, properties = self._client_properties()
+        return Connection(named, properties) if named else None
+
+    def _client_properties(self) -> tuple[str | None, dict[str, str]]:
+        """The address that was given, if any, and the client properties of -F."""
+        from headrace.transport.client import read_properties
 
         properties = read_properties(self.properties) if self.properties else {}
         # The registry's settings may stand in the same file; librdkafka would refuse them.
         properties = {n: v for n, v in properties.items() if not n.startswith(_REGISTRY_PROPERTIES)}
         named = properties.pop("bootstrap.servers", None) or properties.pop("metadata.broker.list", None)
-        return Connection(self.bootstrap or named or self.cluster().bootstrap, properties)
+        return self.bootstrap or named, properties
 
     def registry(self) -> Registry:
         """The registry that is meant: --registry, else the environment, else the file of -F, else this cluster's."""
@@ -91,7 +105,7 @@ class App:
             if sys.stdin.isatty():
                 raise
             raise UsageError(
-                f"nobody is there to be asked, so nothing was {verb}d", hint=f"--yes {verb}s it unasked"
+                f"nothing was {verb}d: the command cannot ask without a terminal", hint=f"--yes {verb}s without asking"
             ) from None
         if not agreed:
             raise Failed(f"nothing was {verb}d: the answer was no")
@@ -173,10 +187,17 @@ class Trunk(click.Group):
 
 
 class Root(Trunk):
-    """The trunk itself. The files behind a command are loaded when it is wanted: nobody waits for all of them."""
+    """The trunk itself. The files behind a command are loaded when it is called, to start fast."""
 
-    #: The files that hang a command, or a part of it, on the trunk; in the order of `headrace --help`.
+    #: Sections of `headrace --help`, in its order: each command with the files that define it or a part of it.
+    sections: ClassVar[dict[str, dict[str, tuple[str, ...]]]] = {}
+    #: Every command with its files.
     files: ClassVar[dict[str, tuple[str, ...]]] = {}
+
+    @classmethod
+    def add_section(cls, title: str, commands: dict[str, tuple[str, ...]]) -> None:
+        cls.sections[title] = commands
+        cls.files.update(commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         for file in self.files.get(cmd_name, ()):
@@ -186,18 +207,32 @@ class Root(Trunk):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(self.files)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.files))
+        room = formatter.width - 6 - width
+        for title, names in self.sections.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(width), command.get_short_help_str(room)) for name, command in commands if command]
+                )
+
 
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="headrace")
 @any_kafka
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """A real Apache Kafka cluster from pip alone.
+    """Run a real Apache Kafka cluster on this machine, move records through it, and turn topics into tables on Spark.
+
+    No Docker and no Java to install. With --bootstrap or -F the same commands work on any Kafka.
 
     \b
-    headrace up                  start three brokers here
-    headrace status              see what runs
-    headrace down                stop it; the data stay
+    headrace up                            start three brokers here
+    headrace produce lines --create FILE   send each line of a file as a record
+    headrace consume lines                 read them
+    headrace console                       watch it in the browser
+    headrace down                          stop; the data stay
     """
     context.ensure_object(App)
 

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.app import App, cli, everywhere
+from headrace.cli.app import App, any_kafka, cli, everywhere
 from headrace.cli.output import duration, print_json, print_pairs, print_table, size
 from headrace.cli.values import numbers, pairs, words
 
 if TYPE_CHECKING:
     from headrace.cluster import ClusterStatus
+    from headrace.home import Home
 
+#: Kafka calls fsync after each batch; a follower too, before the leader hears that it has the batch.
+DURABLE = {"log.flush.interval.messages": "1"}
 # A file that grew while we slept this long is read on; a person sees no delay.
 _FOLLOW_EVERY_S = 0.2
 
@@ -52,10 +55,20 @@ _FOLLOW_EVERY_S = 0.2
     metavar="A,B",
     help="Services beside the brokers: registry, connect, console; all: every one of them.",
 )
+@click.option(
+    "--restart",
+    type=click.Choice(["no", "on-failure"]),
+    help="on-failure: start a node that died again, up to 5 times in 10 minutes. [default: no]",
+)
+@click.option(
+    "--durable",
+    is_flag=True,
+    help="Write every record to the disk before it is acknowledged: survives a power cut, and is slower.",
+)
 @click.option("--plugins", type=click.Path(path_type=Path), metavar="DIR", help="Plugins of your own for Connect.")
 @everywhere
 @click.pass_obj
-def up(app: App, /, kafka: dict[str, str], **flags: Any) -> None:
+def up(app: App, /, kafka: dict[str, str], durable: bool, **flags: Any) -> None:
     """Start a cluster here, or bring the one that is here up again.
 
     Ready means: every broker answers and has led a write that all replicas acknowledged.
@@ -68,8 +81,8 @@ def up(app: App, /, kafka: dict[str, str], **flags: Any) -> None:
     headrace up --with registry,connect
     """  # fmt: skip
     began = time.monotonic()
-    if flags["services"] == ("all",):
-        flags["services"] = ("registry", "connect")
+    if durable:
+        kafka = {**DURABLE, **kafka}
     cluster = app.cluster(kafka=kafka or None, **flags)
     cluster.up()
     if app.json:
@@ -91,6 +104,8 @@ def up(app: App, /, kafka: dict[str, str], **flags: Any) -> None:
 def down(app: App, wipe: bool, yes: bool) -> None:
     """Stop every process of the cluster. The data stay, unless --wipe.
 
+    --wipe removes what the cluster consists of. Tables, checkpoints and lab results in the home stay, and are named.
+
     Pipelines in the background end before it, each after its batch; one in the foreground waits for the next `up`.
 
     \b
@@ -108,26 +123,57 @@ def down(app: App, wipe: bool, yes: bool) -> None:
         app.say("· ending the pipelines in the background, each after its batch")
         driver.end()
     cluster.down(wipe=wipe)
-    app.say("removed: nothing of the cluster is left" if removed else "down: no process of the cluster is left")
+    _end_labs(app, cluster.home, wipe=wipe)
+    kept = ", ".join(f"{path.name} ({size(count)})" for path, count in cluster.kept())
+    if not removed:
+        app.say("down: no process of the cluster is left")
+    elif not kept:
+        app.say("removed: nothing of the cluster is left")
+    else:
+        app.say(f"removed: the cluster and its records; kept in {cluster.home.root}: {kept}")
+
+
+def _end_labs(app: App, home: Home, *, wipe: bool) -> None:
+    """What a killed run of labs has left is gone; one that is going on is only mentioned."""
+    from headrace.cluster.lab_runs import LabRuns
+
+    labs = LabRuns(home)
+    if labs.at_work:
+        app.say(f"labs go on with a cluster of their own: {labs.at_work}")
+    elif found := labs.describe():
+        app.say(f"ending labs: {found}")
+    labs.remove(wipe=wipe)
 
 
 @cli.command()
-@everywhere
+@any_kafka
 @click.pass_obj
 def status(app: App) -> None:
-    """What runs here: nodes, controller, quorum, partitions.
+    """Show what runs: nodes, controller, quorum, partitions.
+
+    A dead node is named with the reason, and the exit code is then 1.
 
     \b
     headrace status
     headrace status --json | jq -r .bootstrap
+    headrace status --bootstrap kafka.example:9092
     """
-    found = app.cluster().status()
+    from headrace.cluster.lab_runs import LabRuns
+    from headrace.cluster.status import elsewhere
+
+    foreign = app.foreign()
+    found = elsewhere(foreign) if foreign else app.cluster().status()
+    labs = None if foreign else LabRuns(app.cluster().home).describe()
     if app.json:
-        print_json(found.to_json())
+        print_json(found.to_json() | {"labs": labs})
     else:
         _print_status(found)
+        if labs:
+            click.echo(f"labs: {labs} (headrace down ends them)")
     if found.state == "absent":
         raise click.exceptions.Exit(4)
+    if any(node.state == "dead" for node in found.nodes):
+        raise click.exceptions.Exit(1)
 
 
 def _print_status(found: ClusterStatus) -> None:
@@ -137,20 +183,37 @@ def _print_status(found: ClusterStatus) -> None:
     facts: dict[str, object] = {"state": click.style(found.state, fg="green" if found.state == "up" else "yellow")}
     facts |= {"bootstrap": found.bootstrap}
     facts |= {name: url for name, url in (("registry", found.registry), ("connect", found.connect)) if url}
-    facts |= {"home": found.home, "kafka": found.kafka_version}
+    facts |= {"home": found.home, "kafka": found.kafka_version} if found.home else {"cluster id": found.cluster_id}
     if found.quorum:
         names = {node.node_id: node.name for node in found.nodes}
-        facts["controller"] = f"{names.get(found.quorum.leader_id, '?')} (epoch {found.quorum.leader_epoch})"
+        leader = found.quorum.leader_id
+        facts["controller"] = f"{names.get(leader, f'node {leader}')} (epoch {found.quorum.leader_epoch})"
         lags = ", ".join(f"{names.get(v.node_id, v.node_id)} lag {v.lag}" for v in found.quorum.voters if v.voter)
         facts["quorum"] = f"{lags}; {found.quorum.high_watermark} metadata records"
+    if found.topics is not None:
         facts["topics"] = (
             f"{found.topics} with {found.partitions} partitions; of all partitions "
             f"{found.under_replicated} under-replicated, {found.offline} offline"
         )
+    if found.connectors:
+        facts["connectors"] = ", ".join(f"{c.name} {c.shown_state.lower()}" for c in found.connectors)
+        facts |= {f"  {c.name}": f"waiting: {c.waiting}" for c in found.connectors if c.waiting}
     if found.problem:
         facts["problem"] = found.problem
+    if found.home and any(node.state == "running" for node in found.nodes) and found.watcher != "running":
+        facts["watcher"] = f"{found.watcher}: a death is noticed late; headrace up starts it again"
+    elif found.restart != "no":
+        facts["restart"] = found.restart
     print_pairs(facts)
     click.echo()
+    _print_nodes(found)
+
+
+def _print_nodes(found: ClusterStatus) -> None:
+    if not found.home:
+        rows = [(n.name, n.node_id, n.roles, n.state, f"{n.host}:{n.port}", n.rack or "-") for n in found.nodes]
+        print_table(("node", "id", "roles", "state", "address", "rack"), rows)
+        return
     print_table(
         ("node", "id", "roles", "state", "pid", "port", "rack", "uptime", "memory", "data"),
         [
@@ -160,6 +223,9 @@ def _print_status(found: ClusterStatus) -> None:
             for n in found.nodes
         ],
     )  # fmt: skip
+    for node in found.nodes:
+        if node.reason:
+            click.echo(f"{node.name} is dead: {node.reason}")
 
 
 def _node_command(name: str, done: str, text: str) -> None:
@@ -180,11 +246,11 @@ def _node_command(name: str, done: str, text: str) -> None:
         app.say(f"{cluster.name_of(node)} {done} ({time.monotonic() - began:.1f} s)")
 
 
-_node_command("start", "runs", "Start a node that is stopped or dead, and wait until it is a member again.")
+_node_command("start", "runs", "Start a stopped or dead node and wait until it has joined.")
 _node_command("stop", "is stopped", "Stop a node gracefully: it hands its leaderships over first.")
 _node_command("restart", "runs again", "Stop a node gracefully and start it with today's settings.")
 _node_command("kill", "is dead", "Kill a node with SIGKILL, as a crash would.")
-_node_command("pause", "is paused", "Freeze a node with SIGSTOP, as a long pause of its machine would.")
+_node_command("pause", "is paused", "Freeze a node with SIGSTOP, as a stalled machine would.")
 _node_command("resume", "runs on", "Let a paused node run on.")
 
 
@@ -227,15 +293,23 @@ def _growth(path: Path) -> Iterator[str]:
 
 
 @cli.command()
-@everywhere
+@any_kafka
 @click.pass_obj
 def doctor(app: App) -> None:
-    """Check this machine and this cluster; each finding comes with the command that mends it."""
+    """Check this machine and this cluster, and say how to mend it.
+
+    With --bootstrap the Kafka there is checked: do all brokers answer, is there a controller, are replicas in sync?
+
+    \b
+    headrace doctor
+    headrace doctor --bootstrap kafka.example:9092
+    """
     from dataclasses import asdict
 
-    from headrace.cluster.doctor import examine
+    from headrace.cluster.doctor import examine, examine_elsewhere
 
-    findings = list(examine(app.cluster()))
+    foreign = app.foreign()
+    findings = list(examine_elsewhere(foreign) if foreign else examine(app.cluster()))
     if app.json:
         print_json([asdict(finding) for finding in findings])
     else:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,50 +22,64 @@ if TYPE_CHECKING:
 
 def _any_worker(command: F) -> F:
     """Adds the option of a command that works against any Connect worker, and those of every command."""
+
+    @wraps(command)
+    def of_worker(app: App, *args: Any, url: str | None, token_file: Path | None, **options: Any) -> Any:
+        return command(app, _worker(app, url, token_file), *args, **options)
+
     where = click.option("--connect", "url", metavar="URL", help="Another Connect worker. [default: the cluster's]")
-    return where(everywhere(click.pass_obj(command)))  # type: ignore[return-value]
-
-
-def _settings_options(command: F) -> F:
-    """Adds the two ways of giving a connector's settings."""
-    file = click.argument("file", type=click.Path(path_type=Path), required=False)
-    given = click.option(
-        "--set", "given", multiple=True, callback=pairs, metavar="KEY=VALUE", help="A setting, repeatable."
+    token = click.option(
+        "--token-file", type=click.Path(path_type=Path), metavar="FILE", help="Holds the bearer token for --connect."
     )
-    return file(given(command))
+    return where(token(everywhere(click.pass_obj(of_worker))))  # type: ignore[return-value,arg-type]
+
+
+_given = click.option(
+    "--set", "given", multiple=True, callback=pairs, metavar="KEY=VALUE", help="A setting, repeatable."
+)
+_FILES = (".json", ".properties")
 
 
 @cli.group()
 def connector() -> None:
-    """Connectors: list, plugins, create, status, pause, resume, stop, restart, offsets, delete, validate."""
+    """Create, watch, change and delete connectors of Kafka Connect."""
 
 
-def _worker(app: App, url: str | None) -> Connectors:
+def _worker(app: App, url: str | None, token_file: Path | None) -> Connectors:
     from headrace.transport.connectors import Connectors
 
-    return Connectors(url or app.cluster().connect)
+    if url is None:
+        return app.cluster().connectors
+    return Connectors(url, token=_text(token_file).strip() if token_file else None)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read", why=str(error)) from None
 
 
 @connector.command("list")
 @_any_worker
-def list_(app: App, url: str | None) -> None:
+def list_(app: App, worker: Connectors) -> None:
     """All connectors with their state."""
-    worker = _worker(app, url)
-    found = [worker.status(name) for name in worker.names()]
+    found = [status for status, _ in worker.everything()]
     if app.json:
         print_json([asdict(status) for status in found])
         return
     print_table(
         ("name", "type", "state", "tasks", "running"),
-        [(s.name, s.kind, s.state, len(s.tasks), sum(t.state == "RUNNING" for t in s.tasks)) for s in found],
+        [(s.name, s.kind, s.shown_state, len(s.tasks), sum(t.state == "RUNNING" for t in s.tasks)) for s in found],
     )
+    _say_waiting(found)
 
 
 @connector.command()
 @_any_worker
-def plugins(app: App, url: str | None) -> None:
+def plugins(app: App, worker: Connectors) -> None:
     """What the worker can make connectors of. Your own: headrace up --with connect --plugins DIR."""
-    found = _worker(app, url).plugins()
+    found = worker.plugins()
     if app.json:
         print_json([asdict(plugin) for plugin in found])
         return
@@ -71,46 +87,116 @@ def plugins(app: App, url: str | None) -> None:
 
 
 def _settings(file: Path | None, given: dict[str, str]) -> tuple[str | None, dict[str, str]]:
-    from headrace.transport.connectors import config_from
+    """The name and the settings in a file, if it has a name, with those of --set above them."""
+    from headrace.transport.connectors import config_from, properties_in
 
     if file is None:
-        return None, given
+        return given.get("name"), given
+    text = _text(file)
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read", why=error.strerror) from None
+        document = properties_in(text) if file.suffix == ".properties" else json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{file} is not valid JSON", why=str(error)) from None
+        raise ConfigError(
+            f"{file} is not valid JSON", why=str(error), hint="a file in Java's format is named FILE.properties"
+        ) from None
     name, settings = config_from(document)
+    if "connector.class" not in settings and "bootstrap.servers" in settings:
+        raise ConfigError(
+            f"{file} holds the settings of a worker, not of a connector",
+            why="it has bootstrap.servers and no connector.class",
+            hint="headrace up --with connect starts the worker; give the files of the connectors alone",
+        )
     return name, {**settings, **given}
 
 
 @connector.command()
-@click.argument("name")
-@_settings_options
+@click.argument("words", nargs=-1, metavar="[NAME] [FILE]...")
+@_given
 @_any_worker
-def create(app: App, name: str, file: Path | None, given: dict[str, str], url: str | None) -> None:
-    """Create and start a connector from a JSON file, from --set, or both.
+def create(app: App, worker: Connectors, words: tuple[str, ...], given: dict[str, str]) -> None:
+    """Create and start connectors from files (.json, or Java's .properties), from --set, or both.
+
+    The name may stand in the file. Source connectors make the topics that they write to.
 
     \b
     headrace connector create lines --set connector.class=FileStreamSource \\
         --set file=in.txt --set topic=lines
     headrace connector create out out.json
+    headrace connector create connect-file-source.properties connect-file-sink.properties
     """  # fmt: skip
-    _, settings = _settings(file, given)
-    status = _worker(app, url).create(name, settings)
-    _show(app, status)
-    if not status.healthy:
+    made = [worker.create(name, settings) for name, settings in _wanted(words, given)]
+    if app.json:
+        print_json(asdict(made[0]) if len(made) == 1 else [asdict(status) for status in made])
+    else:
+        _print_statuses(made)
+    if not all(status.healthy for status in made):
         raise click.exceptions.Exit(1)
 
 
 @connector.command()
-@_settings_options
+@click.argument("name")
 @_any_worker
-def validate(app: App, file: Path | None, given: dict[str, str], url: str | None) -> None:
+def config(app: App, worker: Connectors, name: str) -> None:
+    """The settings of a connector; passwords and other secrets are hidden.
+
+    \b
+    headrace connector config lines
+    """
+    from headrace.transport.connectors import without_secrets
+
+    found = without_secrets(worker.config(name))
+    if app.json:
+        print_json(found)
+    else:
+        print_table(("setting", "value"), list(found.items()))
+
+
+@connector.command()
+@click.argument("name")
+@_given
+@click.option("--unset", multiple=True, metavar="KEY", help="A setting that goes back to its default, repeatable.")
+@_any_worker
+def alter(app: App, worker: Connectors, name: str, given: dict[str, str], unset: tuple[str, ...]) -> None:
+    """Change settings of a connector; it is restarted with them.
+
+    \b
+    headrace connector alter lines --set tasks.max=2 --unset transforms
+    """
+    if not given and not unset:
+        raise UsageError("nothing to change", hint="--set KEY=VALUE, --unset KEY")
+    _show(app, worker.alter(name, {**dict.fromkeys(unset), **given}))
+
+
+def _wanted(words: tuple[str, ...], given: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
+    """The connectors that are meant by `[NAME] [FILE]...`, each with its settings; all files are read first."""
+    names = [word for at, word in enumerate(words) if not word.endswith(_FILES) and not (at and Path(word).is_file())]
+    files: list[Path | None] = [Path(word) for word in words if word not in names]
+    if len(names) > 1 or (names and len(files) > 1):
+        raise UsageError(
+            f"which connector is meant by {' '.join(words)}?",
+            why="one name with at most one file is expected, or several files that each hold a name",
+            hint=f"the names of files end with {' or '.join(_FILES)}",
+        )
+    wanted: list[tuple[str, dict[str, str]]] = []
+    for file in files or [None]:
+        name, settings = _settings(file, given)
+        name = names[0] if names else name
+        if not name:
+            raise UsageError(
+                "the connector has no name", hint="headrace connector create NAME FILE, or name=… in the file"
+            )
+        wanted.append((name, settings))
+    return wanted
+
+
+@connector.command()
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@_given
+@_any_worker
+def validate(app: App, worker: Connectors, file: Path | None, given: dict[str, str]) -> None:
     """Check settings without creating anything; exit code 1 if any is wrong."""
     name, settings = _settings(file, given)
-    errors = _worker(app, url).validate({"name": name or "validated", **settings})
+    errors = worker.validate({"name": name or "validated", **settings})
     if app.json:
         print_json([asdict(error) for error in errors])
     else:
@@ -124,9 +210,9 @@ def validate(app: App, file: Path | None, given: dict[str, str], url: str | None
 @connector.command()
 @click.argument("name")
 @_any_worker
-def status(app: App, name: str, url: str | None) -> None:
+def status(app: App, worker: Connectors, name: str) -> None:
     """A connector and its tasks, with the errors in full."""
-    found = _worker(app, url).status(name)
+    found = worker.status(name)
     _show(app, found)
     if found.state == "FAILED" or any(task.state == "FAILED" for task in found.tasks):
         raise click.exceptions.Exit(1)
@@ -135,9 +221,9 @@ def status(app: App, name: str, url: str | None) -> None:
 @connector.command()
 @click.argument("name")
 @_any_worker
-def offsets(app: App, name: str, url: str | None) -> None:
+def offsets(app: App, worker: Connectors, name: str) -> None:
     """How far a connector has got, in its own words."""
-    found = _worker(app, url).offsets(name)
+    found = worker.offsets(name)
     if app.json:
         print_json(found)
         return
@@ -148,9 +234,8 @@ def offsets(app: App, name: str, url: str | None) -> None:
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_any_worker
-def delete(app: App, name: str, yes: bool, url: str | None) -> None:
+def delete(app: App, worker: Connectors, name: str, yes: bool) -> None:
     """Delete a connector; the records and files that it wrote stay."""
-    worker = _worker(app, url)
     found = worker.status(name)
     app.confirm([f"{name}  {found.kind} connector, {counted(len(found.tasks), 'task')}"], yes=yes)
     worker.delete(name)
@@ -163,8 +248,8 @@ def _verb(verb: str, text: str) -> None:
     @connector.command(verb, help=text)
     @click.argument("name")
     @_any_worker
-    def command(app: App, name: str, url: str | None) -> None:
-        found: Any = getattr(_worker(app, url), verb)(name)
+    def command(app: App, worker: Connectors, name: str) -> None:
+        found: Any = getattr(worker, verb)(name)
         _show(app, found)
 
 
@@ -178,9 +263,21 @@ def _show(app: App, found: ConnectorStatus) -> None:
     if app.json:
         print_json(asdict(found))
         return
-    rows: list[tuple[object, ...]] = [(found.name, found.kind, found.state, found.worker)]
-    rows += [(f"  task {task.task}", "", task.state, task.worker) for task in found.tasks]
+    _print_statuses([found])
+
+
+def _print_statuses(found: Sequence[ConnectorStatus]) -> None:
+    rows: list[tuple[object, ...]] = []
+    for status in found:
+        rows.append((status.name, status.kind, status.shown_state, status.worker))
+        rows += [(f"  task {task.task}", "", task.state, task.worker) for task in status.tasks]
     print_table(("connector", "type", "state", "worker"), rows)
-    for trace in [found.trace, *(task.trace for task in found.tasks)]:
-        if trace:
-            say(trace.rstrip())
+    for trace in (trace for s in found for trace in (s.trace, *(task.trace for task in s.tasks)) if trace):
+        say(trace.rstrip())
+    _say_waiting(found)
+
+
+def _say_waiting(found: Sequence[ConnectorStatus]) -> None:
+    for status in found:
+        if status.waiting:
+            say(f"{status.name} is waiting: {status.waiting}; headrace topic create makes a topic")

@@ -41,7 +41,7 @@ def console(
     read_only: bool,
     connect: str | None,
 ) -> None:
-    """Open the console: topics, records, lag, brokers and what changed, live in a browser.
+    """Open the console: topics, records, lag, brokers, in a browser.
 
     The console is a node beside the cluster: it is started if it does not run, and stays up. For a foreign Kafka
     (--bootstrap or -F) it runs in the foreground. The address that is printed lets its reader in.
@@ -77,7 +77,7 @@ def _serving(
     cluster = None if foreign else app.cluster()
     folder = default_cache() / "consoles" / hashlib.sha256(connection.bootstrap.encode()).hexdigest()[:16]
     return Serving(
-        folder=cluster.home.node("console") if cluster else folder,
+        folder=cluster.home.node("console") / "foreground" if cluster else folder,
         port=port or choose_once(default_cache(), 8080),
         connection=connection,
         home=cluster.home.root if cluster else None,
@@ -94,12 +94,12 @@ def _serve(app: App, serving: Serving, opens: bool | None) -> None:
 
     serving.check()
 
-    def told(url: str) -> None:
+    def started(url: str, token_file: Path) -> None:
         click.echo(url)
-        app.say("the console runs until Ctrl-C")
+        app.say(f"the console runs until Ctrl-C; a script finds its token in {token_file}")
         _open(url, opens)
 
-    serve(serving, on_start=told)
+    serve(serving, on_start=started)
 
 
 def _open(url: str, opens: bool | None) -> None:

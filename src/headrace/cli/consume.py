@@ -22,10 +22,14 @@ from headrace.cli.values import pairs
 from headrace.errors import Failed, UsageError
 
 if TYPE_CHECKING:
-    from headrace.transport.consume import Batch, ConsumeReport, Reading
+    from headrace.transport.consume import Batch, ConsumeReport, OwnershipEvent, Reading
     from headrace.transport.outputs import Writer
 
-_BY_SUFFIX = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".ndjson": "json", ".jsonl": "json"}
+_DAMAGED_SHOWN = 5
+_BY_SUFFIX = {
+    ".parquet": "parquet", ".csv": "csv", ".json": "json", ".ndjson": "json", ".jsonl": "json",
+    "": "values", ".txt": "values", ".text": "values", ".log": "values", ".out": "values",
+}  # fmt: skip
 
 
 @cli.command()
@@ -65,7 +69,7 @@ _BY_SUFFIX = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".ndjson": 
     "--as",
     "form",
     type=click.Choice(["table", "values", "json", "csv", "parquet"]),
-    help="[default: table on a terminal, values in a pipe, by the suffix of -o]",
+    help="[default: table on a terminal, values in a pipe; -o: by the suffix, values for .txt, .log or none]",
 )
 @click.option(
     "--format",
@@ -77,6 +81,13 @@ _BY_SUFFIX = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".ndjson": 
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write to a file; a group adds to it."
 )
 @codec_options
+@click.option(
+    "--on-bad",
+    type=click.Choice(["stop", "skip"]),
+    default="stop",
+    show_default=True,
+    help="What to do with a batch whose bytes are damaged.",
+)
 @click.option("--check-order", metavar="FIELD", help="Verify that this field ascends within each key.")
 @click.option(
     "--plot",
@@ -125,12 +136,13 @@ def consume(app: App, /, topics: tuple[str, ...], **flags: Any) -> None:
     # Whoever ends us with `kill` or `timeout` wants the offsets committed and the file whole too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     connection = app.connection()
-    Admin(connection).require_topics(topics)  # before a file is opened for them, and emptied
+    with Admin(connection) as admin:
+        admin.require_topics(topics)  # before a file is opened for them, and emptied
     watchers = [watch(topics, flags) for flag, watch in _WATCHERS.items() if flags[flag]]
     with ExitStack() as stack:
-        writer = _writer(app, flags, stack)
+        writer = _writer(app, topics, flags, stack)
         coded = codecs(app, stack, topics[0] if len(topics) == 1 else None, flags, reading=True)
-        run = reading(connection, topics, options=replace(_options(flags, writer), **coded))
+        run = reading(connection, topics, options=replace(_options(app, flags, writer), **coded))
         interrupted = _read(app, run, writer, watchers)
     for watcher in watchers:
         watcher.conclude(app)
@@ -142,7 +154,7 @@ def consume(app: App, /, topics: tuple[str, ...], **flags: Any) -> None:
 
 def _read(app: App, run: Reading, writer: Writer, watchers: Sequence[_Watcher]) -> bool:
     """All that was read is written, and said; True if Ctrl-C came before the end."""
-    interrupted = _end_between_batches(run)
+    interrupted, closed = _end_between_batches(run), False
     try:
         with closing(run.batches()) as batches:
             for batch in batches:
@@ -151,12 +163,33 @@ def _read(app: App, run: Reading, writer: Writer, watchers: Sequence[_Watcher]) 
                 writer.write(batch)
     except KeyboardInterrupt:
         interrupted.set()
+    except BrokenPipeError:
+        # How much of the last batch the reader took before it closed the pipe is not known to us.
+        closed = True
+        app.say("stopped: the reader closed the pipe; the batch that was being written does not count as processed")
+        raise
     finally:
         if not writer.whole_at_close:
             writer.close()
-        if not app.quiet:
+        if not (app.quiet or (closed and not run.report.read)):
             _summary(run.report, run.options.members)
     return interrupted.is_set()
+
+
+def _say_ownership(app: App, group: str, members: int) -> Callable[[OwnershipEvent], None]:
+    """A consumer that waits for records says that it has joined, and what it was given."""
+    verbs = {"assigned": "is assigned", "revoked": "gives up", "lost": "has lost"}
+    joined: set[int] = set()
+
+    def show(event: OwnershipEvent) -> None:
+        places = ", ".join(f"{topic}/{partition}" for topic, partition in sorted(event.places)) or "no partition"
+        who = f"member {event.member}" if members > 1 else "this member"
+        if event.member not in joined:
+            joined.add(event.member)
+            app.say(f"· {who} has joined group {group}")
+        app.say(f"· {who} {verbs[event.what]} {places}")
+
+    return show
 
 
 def _end_between_batches(run: Reading) -> threading.Event:
@@ -178,17 +211,19 @@ def _end_between_batches(run: Reading) -> threading.Event:
     return interrupted
 
 
-def _options(flags: dict[str, Any], writer: Writer) -> Any:
+def _options(app: App, flags: dict[str, Any], writer: Writer) -> Any:
     from headrace.transport.consume import ConsumeOptions
     from headrace.transport.offsets import Start, Until
     from headrace.transport.records import Filter
 
     if flags["follow"] and flags["until"]:
         raise UsageError("--follow and --until contradict each other")
+    until = Until("never") if flags["follow"] else Until.parse(flags["until"] or "end")
+    waits = flags["group"] and until.kind != "end"
     return ConsumeOptions(
         group=flags["group"],
         start=Start.parse(flags["start"]) if flags["start"] else None,
-        until=Until("never") if flags["follow"] else Until.parse(flags["until"] or "end"),
+        until=until,
         partitions=flags["partitions"],
         filter=Filter(
             keys=frozenset(key.encode() for key in flags["keys"]),
@@ -199,17 +234,36 @@ def _options(flags: dict[str, Any], writer: Writer) -> Any:
         protocol=flags["protocol"],
         members=flags["members"],
         settings=flags["settings"],
+        on_bad=flags["on_bad"],
         on_finish=writer.close if writer.whole_at_close else None,
+        on_ownership=_say_ownership(app, flags["group"], flags["members"]) if waits else None,
     )
 
 
-def _writer(app: App, flags: dict[str, Any], stack: ExitStack) -> Writer:
+def _form(app: App, flags: dict[str, Any]) -> str:
+    """What the output looks like: by the flags, the suffix of the file, or where standard output leads."""
+    path: Path | None = flags["output"]
+    if flags["form"] or app.json:
+        return flags["form"] or "json"
+    if path is None:
+        return "table" if sys.stdout.isatty() else "values"
+    form = _BY_SUFFIX.get(path.suffix)
+    if form is None and path.is_char_device():
+        return "values"
+    if form is None and not flags["pattern"]:
+        raise UsageError(
+            f"unknown format: {path.suffix}",
+            why=f"known suffixes are {' '.join(filter(None, _BY_SUFFIX))}",
+            hint=f"--as values, json, csv or parquet says what to write to {path.name}",
+        )
+    return form or "values"
+
+
+def _writer(app: App, topics: Sequence[str], flags: dict[str, Any], stack: ExitStack) -> Writer:
     from headrace.transport import outputs
 
     path: Path | None = flags["output"]
-    form = flags["form"] or ("json" if app.json else _BY_SUFFIX.get(path.suffix) if path else None)
-    if form is None:
-        form = "table" if path is None and sys.stdout.isatty() else "values"
+    form = _form(app, flags)
     if form == "parquet":
         if path is None:
             raise UsageError("Parquet cannot be written to the screen", hint="-o FILE.parquet")
@@ -229,8 +283,8 @@ def _writer(app: App, flags: dict[str, Any], stack: ExitStack) -> Writer:
     if flags["pattern"]:
         return outputs.StreamWriter(stream, outputs.format_encoder(flags["pattern"]))
     if form == "table":
-        encode = outputs.table_encoder(shutil.get_terminal_size((120, 24)).columns)
-        return outputs.StreamWriter(stream, encode, heading=outputs.TABLE_HEADING)
+        heading, encode = outputs.table(shutil.get_terminal_size((120, 24)).columns, topics)
+        return outputs.StreamWriter(stream, encode, heading=heading)
     if form == "csv":
         begun = path is not None and stream.tell() > 0
         return outputs.StreamWriter(stream, outputs.encode_csv, heading=b"" if begun else outputs.CSV_HEADING)
@@ -267,6 +321,11 @@ def _summary(report: ConsumeReport, members: int) -> None:
         say(f"  not decoded: {counted(report.undecodable, 'record')}")
         for sample in report.undecodable_samples:
             say(f"    {sample}")
+    if report.damaged:
+        lost = counted(sum(batch.records for batch in report.damaged), "record")
+        say(f"  left out: {lost} in {len(report.damaged):,} damaged batch{'es' * (len(report.damaged) > 1)}")
+        for batch in report.damaged[:_DAMAGED_SHOWN]:
+            say(f"    {batch}: {batch.reason}")
     for note in report.notes:
         say(f"  note: {note}")
 

@@ -37,9 +37,10 @@ _ARCHIVE_WITHIN_S = 180.0
 @everywhere
 @click.pass_obj
 def demo(app: App, records: int, stay: bool | None) -> None:
-    """A day's bus breadcrumbs through three brokers, one of which is killed, and on through Spark into tables.
+    """See it all in two minutes: a cluster, a killed broker, tables.
 
-    Behind them taxi rides in Avro, in three versions of a schema that the registry knows.
+    A day's bus breadcrumbs go through three brokers, one of which is killed, and on through Spark into tables. Behind
+    them taxi rides in Avro, in three versions of a schema that the registry knows.
 
     On a terminal it stays until Ctrl-C, so that you can look around; without one it ends by itself.
     It leaves nothing running and nothing behind.
@@ -69,8 +70,8 @@ def _run(cluster: Cluster, records: int) -> None:
     cluster.up()
     _heading(f"1. three Kafka brokers and a schema registry, up in {time.monotonic() - began:.1f} s")
     click.echo(f"   {cluster.bootstrap}, {cluster.registry}")
-    admin = Admin(cluster)
-    admin.create_topics([NewTopic(_TOPIC, partitions=6, replication=3)])
+    with Admin(cluster) as admin:
+        admin.create_topics([NewTopic(_TOPIC, partitions=6, replication=3)])
 
     _heading(f"2. {counted(records, 'bus breadcrumb')} into the topic {_TOPIC}: 6 partitions, 3 replicas each")
     report = produce(cluster, _TOPIC, _breadcrumbs(records))
@@ -79,11 +80,13 @@ def _run(cluster: Cluster, records: int) -> None:
     _heading("3. read by a group of two")
     _show_group(cluster)
 
-    leader = admin.topic(_TOPIC).partitions[0].leader
+    with Admin(cluster) as admin:
+        leader = admin.topic(_TOPIC).partitions[0].leader
     _heading(f"4. broker {leader} is killed (SIGKILL) while records flow")
     sent, gap = _produce_under_fire(cluster, leader)
     _show_produced(sent)
     click.echo(f"   longest pause between acknowledgements: {gap:.1f} s; the other brokers took over")
+    click.echo(f"   ({cluster.timers})")
     cluster.start(leader)
     click.echo(f"   broker {leader} is back")
     _check(cluster, report.acknowledged + sent.acknowledged)
@@ -211,7 +214,8 @@ def _send_rides(cluster: Cluster) -> None:
     from headrace.transport.schemas import Registry, Schema
     from headrace.transport.shaping import Shaping
 
-    Admin(cluster).create_topics([NewTopic(_RIDES, partitions=4, replication=3)])
+    with Admin(cluster) as admin:
+        admin.create_topics([NewTopic(_RIDES, partitions=4, replication=3)])
     with Registry(cluster.registry) as registry:
         for version in RIDE_VERSIONS:
             schema = Schema(ride_schema(version))

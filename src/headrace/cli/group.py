@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @cli.group(cls=Trunk)
 @any_kafka
 def group() -> None:
-    """Groups: list, describe, reset, delete."""
+    """List, describe, reset and delete consumer groups."""
 
 
 def _groups(app: App) -> Groups:
@@ -57,7 +57,7 @@ def list_(app: App) -> None:
 def describe(app: App, name: str) -> None:
     """State, members, committed offsets and lag.
 
-    Lag counts what can still be read. A '-' is what nobody has committed or could answer.
+    Lag counts what can still be read. A '-' means that no offset is committed, or that no broker answered.
 
     \b
     headrace group describe reporting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.app import App, cli, everywhere
-from headrace.cli.output import counted, print_json, print_table
+from headrace.cli.output import print_json, print_table
 from headrace.cli.values import pairs
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @cli.group()
 def lab() -> None:
-    """Run the experiments of the source documents, each of which checks itself.
+    """Learn Kafka by experiments that run here and check themselves.
 
     A lab starts the cluster that it needs (or uses the running one if it fits), does what the document describes,
     compares what it sees with what is expected, measures what it promises, and writes a report.
@@ -70,7 +71,7 @@ def _explain(one: Lab) -> None:
     click.echo()
     for p in one.parameters:
         fast = f", fast: {p.fast}" if p.fast is not None else ""
-        click.echo(f"  --param {p.name}={p.default}  {p.says}{fast}")
+        click.echo(f"  --param {p.name}={p.default}  {p.says}: {p.range}{fast}")
     click.echo()
 
 
@@ -92,7 +93,10 @@ def _explain(one: Lab) -> None:
 @everywhere
 @click.pass_obj
 def run(app: App, /, names: tuple[str, ...], given: dict[str, str], **options: Any) -> None:
-    """Run labs by name, or `all`; the exit code is 1 if any of them is red.
+    """Run labs by name, or `all`.
+
+    The exit code is 1 if any of them is red, and 3 if none is but one is inconclusive: a measurement of time does not
+    hold, and other programs used too much of this machine's CPU for it to say anything.
 
     \b
     headrace lab run replication
@@ -103,11 +107,13 @@ def run(app: App, /, names: tuple[str, ...], given: dict[str, str], **options: A
     from headrace.labs import every_lab
     from headrace.labs.result import labs_folder
     from headrace.labs.runner import RunOptions, run_labs
+    from headrace.runtime.process import ended_like_ctrl_c
 
     labs = every_lab(names)
     home = Home.find(app.home)
     story = len(labs) == 1 and not app.json and not app.quiet
-    with _listening(app, labs, story=story) as listener:
+    ended = ended_like_ctrl_c(signal.SIGTERM, signal.SIGHUP)
+    with ended, _listening(app, labs, story=story) as listener:
         chosen = RunOptions(given=given, progress=app.progress if story else listener, **options)
         results = run_labs(home, labs, chosen, listener)
     if app.json:
@@ -116,8 +122,64 @@ def run(app: App, /, names: tuple[str, ...], given: dict[str, str], **options: A
     else:
         _show_results(results)
         app.say(f"report: {labs_folder(home) / 'report.html'}")
-    if any(result.verdict == "red" for result in results):
+    verdicts = {result.verdict for result in results}
+    if "red" in verdicts:
         raise click.exceptions.Exit(1)
+    if "inconclusive" in verdicts:
+        raise click.exceptions.Exit(3)
+
+
+@lab.command("files")
+@click.argument("name")
+@everywhere
+@click.pass_obj
+def files_(app: App, name: str) -> None:
+    """Write the files that the commands of the lab NAME need into this folder: schemas, a headrace.toml.
+
+    What the commands make themselves is not among them. A file that is there already stays as it is.
+
+    \b
+    headrace lab files avro
+    """
+    from headrace.labs import find_lab
+
+    found = find_lab(name).files
+    written = {file: make for file, make in found.items() if not Path(file).exists()}
+    for file, make in written.items():
+        Path(file).write_text(make(), encoding="utf-8")
+    if app.json:
+        print_json({"written": list(written), "kept": [file for file in found if file not in written]})
+        return
+    for file in found:
+        app.say(f"{file}: {'written' if file in written else 'already there, left as it is'}")
+    if not found:
+        app.say(f"the commands of {name} need no files but those that they make")
+
+
+# What follows the NAME is the tool's, whatever it looks like.
+@lab.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("name")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+@everywhere
+@click.pass_obj
+def tool(app: App, name: str, words: tuple[str, ...]) -> None:
+    """Run one of Kafka's own command line tools, to compare with.
+
+    It runs on headrace's Java and gets the address of this cluster's brokers unless WORDS name others. The exit code
+    is its own. Tools: kafka-configs, kafka-console-consumer, kafka-console-producer, kafka-consumer-groups,
+    kafka-dump-log, kafka-producer-perf-test, kafka-topics.
+
+    \b
+    headrace lab tool kafka-topics --describe --topic quickstart-events
+    headrace lab tool kafka-dump-log --files .headrace/broker-1/data/quickstart-events-0/00000000000000000000.log
+    """
+    import subprocess
+
+    from headrace.labs.kafka_tools import command_line
+    from headrace.runtime.process import plain_environment
+
+    argv = command_line(app.cluster(), name, words)
+    raise click.exceptions.Exit(subprocess.run(argv, check=False, env=plain_environment()).returncode)
 
 
 @lab.command()
@@ -167,23 +229,23 @@ def _summary(result: LabResult, folder: Path) -> dict[str, Any]:
         "reason": result.reason or None,
         "checks": len(result.checks),
         "failed": len(result.failed),
+        "inconclusive": len(result.excused),
         "seconds": round(result.seconds, 1),
         "report": str(folder / result.name / "report.html"),
     }
 
 
 def _show_results(results: list[LabResult]) -> None:
-    from headrace.labs.report import duration
+    from headrace.labs.report import duration, totals
 
     click.echo()
     rows = [
-        (one.name, " ".join(one.rows), one.verdict, f"{len(one.checks) - len(one.failed)}/{len(one.checks)}",
+        (one.name, " ".join(one.rows), one.verdict, f"{one.held}/{len(one.checks)}",
          duration(one.seconds), one.reason)
         for one in results
     ]  # fmt: skip
     print_table(["lab", "rows", "verdict", "checks", "time", ""], rows)
-    red = [one for one in results if one.verdict == "red"]
-    click.echo(f"{counted(len(results) - len(red), 'lab')} green, {len(red)} red")
+    click.echo(totals(results))
 
 
 @contextmanager
@@ -250,8 +312,12 @@ class _Story:
 
 
 def _check_lines(facts: dict[str, Any]) -> list[str]:
-    mark = click.style("✓", fg="green") if facts["holds"] else click.style("✗", fg="red", bold=True)
-    words = f"   {mark} {facts['what']}: expected {facts['expected']}, seen {facts['seen']}"
+    from headrace.labs.report import mark
+
+    sign = click.style(mark(facts), fg={"✓": "green", "?": "yellow"}.get(mark(facts), "red"))
+    words = f"   {sign} {facts['what']}: expected {facts['expected']}, seen {facts['seen']}"
+    if facts.get("excuse"):
+        return [words, f"     {facts['excuse']}"]
     return [words, *([f"     look at: {facts['look']}"] if facts["look"] and not facts["holds"] else [])]
 
 
@@ -320,8 +386,8 @@ class _Lines:
             self._done += 1
         if self._silent:
             return
-        colour = "green" if result.verdict == "green" else "red"
-        words = click.style(result.verdict.ljust(6), fg=colour) + f"{lab.name.ljust(14)}{duration(result.seconds)}"
+        colour = {"green": "green", "red": "red"}.get(result.verdict, "yellow")
+        words = click.style(result.verdict.ljust(13), fg=colour) + f"{lab.name.ljust(14)}{duration(result.seconds)}"
         words += f"  {result.reason}" if result.reason else ""
         if self._live:
             self._live.console.print(words, highlight=False, markup=False)

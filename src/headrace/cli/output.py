@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import click
@@ -13,7 +16,7 @@ from headrace.errors import HeadraceError
 
 _STATE_COLOURS = {
     "running": "green", "up": "green", "ok": "green",
-    "paused": "yellow", "degraded": "yellow", "warning": "yellow",
+    "paused": "yellow", "fenced": "yellow", "degraded": "yellow", "warning": "yellow",
     "dead": "red", "problem": "red", "down": "red",
 }  # fmt: skip
 
@@ -29,13 +32,23 @@ def print_json(document: Any) -> None:
     click.echo(json.dumps(document, indent=indent, ensure_ascii=False, default=str))
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Aligned columns, to standard output; numbers to the right, states coloured on a terminal."""
+def print_table(
+    headings: Sequence[str], rows: Iterable[Sequence[object]], *, terminal_width: int | None = None
+) -> None:
+    """Aligned columns, to standard output; numbers to the right, states coloured on a terminal.
+
+    On a terminal that is too narrow, long cells go on in the next line, between words.
+    """
     body = [["" if cell is None else str(cell) for cell in row] for row in rows]
     numeric = [
         bool(body) and all(_is_number(row[at]) or row[at] in {"", "-"} for row in body) for at in range(len(headings))
     ]
-    widths = [max(len(heading), *(len(row[at]) for row in body), 0) for at, heading in enumerate(headings)]
+    columns = [[heading, *(row[at] for row in body)] for at, heading in enumerate(headings)]
+    widths = [max(map(len, column)) for column in columns]
+    if terminal_width is None and sys.stdout.isatty():
+        terminal_width = shutil.get_terminal_size().columns
+    if terminal_width is not None:
+        widths = _narrowed(widths, columns, terminal_width)
 
     def line(cells: Sequence[str]) -> str:
         padded = [
@@ -46,7 +59,35 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
 
     click.echo(click.style(line([heading.upper() for heading in headings]), bold=True))
     for row in body:
-        click.echo(line(row))
+        wrapped = [_wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for cells in zip_longest(*wrapped, fillvalue=""):
+            click.echo(line(cells))
+
+
+def _narrowed(widths: Sequence[int], columns: Sequence[Sequence[str]], room: int) -> list[int]:
+    """The widths made smaller, the widest first, until the table fits or only single words are left to cut."""
+    narrow = list(widths)
+    least = [max(len(word) for cell in column for word in _words(cell)) for column in columns]
+    while sum(narrow) + 2 * (len(narrow) - 1) > room:
+        at = max(range(len(narrow)), key=lambda at: narrow[at] - least[at])
+        if narrow[at] <= least[at]:
+            break
+        narrow[at] -= 1
+    return narrow
+
+
+def _words(text: str) -> list[str]:
+    """The pieces between which a line may end: behind a blank, a comma, a slash."""
+    return re.split(r"(?<=[ ,/])", text)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    lines = [""]
+    for word in _words(text):
+        if lines[-1] and len(lines[-1] + word.rstrip()) > width:
+            lines.append("")
+        lines[-1] += word
+    return [line.rstrip() for line in lines]
 
 
 def _is_number(text: str) -> bool:

@@ -12,6 +12,7 @@ import click
 from headrace.cli.app import App, Trunk, any_kafka, cli, registry_option
 from headrace.cli.display import Display
 from headrace.cli.output import counted, duration, print_json, print_table
+from headrace.cli.values import span
 from headrace.errors import Failed, UsageError
 from headrace.home import FILE, Home
 
@@ -28,7 +29,9 @@ _name = click.argument("name")
 
 @cli.group(cls=Trunk)
 def pipeline() -> None:
-    """Pipelines: Kafka to Spark to tables and topics, declared in headrace.toml, every record accounted for.
+    """Run pipelines on Spark: topics to tables and topics.
+
+    A pipeline is declared in headrace.toml, and every record is accounted for.
 
     \b
     headrace pipeline list                   what is declared, what runs
@@ -174,24 +177,31 @@ def run(app: App, name: str, once: bool, file: Path | None, master: str | None) 
 def _show_report(app: App, report: RunReport, seconds: float) -> None:
     line = report.run
     if app.json:
-        print_json({**line.document(), "seconds": round(seconds, 3), "partitions": [_line(x) for x in report.ledger]})
+        parts = {"partitions": [vars(entry) for entry in report.ledger], "sinks": [vars(sink) for sink in report.sinks]}
+        print_json({**line.document(), "seconds": round(seconds, 3), **parts})
         return
     print_table(LEDGER, [ledger_cells(entry) for entry in report.ledger])
+    print_table(SINKS, [_sink_cells(sink) for sink in report.sinks])
     state = click.style("balanced", fg="green") if line.balanced else click.style("NOT BALANCED", fg="red")
     app.say(f"{counted(line.read, 'record')} read, {state}, {seconds:.1f} s")
 
 
-LEDGER = ("topic", "partition", "offsets", "read", "written", "dead", "late", "filtered", "duplicate", "balanced")
+LEDGER = (
+    "topic", "partition", "offsets", "read", "written", "dead", "late", "filtered", "duplicate", "rows", "balanced"
+)  # fmt: skip
+SINKS = ("sink", "rows", "skipped", "waiting", "taken", "balanced")
 
 
 def ledger_cells(line: Any) -> list[object]:
     span = f"{line.first} to {line.next - 1}" if line.next > line.first else "-"
-    counts = [line.read, line.written, line.dead, line.late, line.filtered, line.duplicate]
+    counts = [line.read, line.written, line.dead, line.late, line.filtered, line.duplicate, line.rows]
     return [line.topic, line.partition, span, *[f"{count:,}" for count in counts], "yes" if line.balanced else "NO"]
 
 
-def _line(line: Any) -> dict[str, Any]:
-    return {**vars(line), "balanced": line.balanced}
+def _sink_cells(line: Any) -> list[object]:
+    counts = [line.rows, line.skipped, line.waiting, line.taken]
+    told = ["-" if count is None else f"{count:,}" for count in counts]
+    return [line.sink, *told, "yes" if line.balanced else "NO"]
 
 
 @pipeline.command()
@@ -225,12 +235,24 @@ def start(app: App, name: str, file: Path | None, master: str | None) -> None:
 @pipeline.command()
 @click.argument("name", required=False)
 @click.option("--all", "everything", is_flag=True, help="Every pipeline, and the Spark driver with them.")
+@click.option(
+    "--timeout", callback=span, metavar="SPAN", help="How long to wait for the batch at work, as in 1h. [default: 5min]"
+)
+@click.option("--now", is_flag=True, help="In the middle of the batch at work; the next run repeats it.")
 @_file
 @any_kafka
 @click.pass_obj
-def stop(app: App, name: str | None, everything: bool, file: Path | None) -> None:
-    """Stop NAME after the batch at work; it goes on from there the next time."""
-    from headrace.pipeline.driver import Driver
+def stop(app: App, name: str | None, everything: bool, timeout: float | None, now: bool, file: Path | None) -> None:
+    """Stop NAME after the batch at work; it goes on from there the next time.
+
+    --now kills the Spark driver. No record is lost or written twice; other pipelines of this driver start again.
+
+    \b
+    headrace pipeline stop breadcrumbs
+    headrace pipeline stop breadcrumbs --timeout 1h
+    headrace pipeline stop breadcrumbs --now
+    """
+    from headrace.pipeline.driver import STOP_WITHIN_S, Driver
     from headrace.pipeline.pipeline import all_of
 
     path, home = _place(app, file)
@@ -238,10 +260,14 @@ def stop(app: App, name: str | None, everything: bool, file: Path | None) -> Non
     if everything == bool(name):
         raise UsageError("which pipeline?", hint="headrace pipeline stop NAME, or --all")
     found = all_of(path, home) if everything else [find(app, file, name or "")]
-    stopped = driver.stop(*[each.folder for each in found])
+    folders = [each.folder for each in found]
+    within_s = STOP_WITHIN_S if timeout is None else timeout
+    stopped = driver.cut_off(*folders) if now else driver.stop(*folders, within_s=within_s)
     for each in found:
         if each.name in stopped:
-            app.say(f"{each.name} has stopped")
+            app.say(
+                f"{each.name} {'was ended in the middle of a batch: its next run repeats it' if now else 'has stopped'}"
+            )
         elif each.folder.is_locked:
             raise Failed(
                 f"{each.name} does not run in the background",
@@ -294,6 +320,9 @@ def _lines_of(name: str, said: list[str]) -> list[str]:
 def ledger(app: App, name: str, wanted: str | None, by_rule: bool, file: Path | None) -> None:
     """What became of every record of NAME: read = written + dead + late + filtered + duplicate.
 
+    ROWS are those that the written records became. Below that, of each sink: the rows, those that its own `where`
+    skipped, those that it took, and, behind a watermark, those that wait in open windows (TAKEN are finished windows).
+
     The exit code is 1 if a run does not balance.
     """
     found = find(app, file, name)
@@ -306,11 +335,15 @@ def ledger(app: App, name: str, wanted: str | None, by_rule: bool, file: Path | 
     if wanted and wanted not in {line.run for line in runs}:
         raise UsageError(f"there is no run {wanted!r}", hint=f"the latest is {runs[-1].run}")
     chosen = [line for line in runs if not wanted or line.run == wanted]
-    lines = book.lines(wanted)
+    lines, sinks = book.lines(wanted), book.sinks(wanted)
     wrong = [text for line in chosen for text in line.unbalanced]
     if app.json:
         documents = [
-            {**line.document(), "partitions": [_line(entry) for entry in lines if entry.run == line.run]}
+            {
+                **line.document(),
+                "partitions": [vars(entry) for entry in lines if entry.run == line.run],
+                "sinks": [vars(entry) for entry in sinks if entry.run == line.run],
+            }
             for line in chosen
         ]
         print_json({"name": name, "balanced": not wrong, "runs": documents})
@@ -318,6 +351,7 @@ def ledger(app: App, name: str, wanted: str | None, by_rule: bool, file: Path | 
         print_table(("outcome", "rule", "records"), [(o, r, f"{n:,}") for o, r, n in book.by_rule(wanted)])
     else:
         print_table(("run", *LEDGER), [[line.run, *ledger_cells(line)] for line in lines])
+        print_table(("run", *SINKS), [[line.run, *_sink_cells(line)] for line in sinks])
         for line in chosen:
             ended = duration(line.ended - line.started) if line.ended else "-"
             app.say(f"{line.run}: {line.state}, {line.batches} batches, {line.read:,} read, {ended}")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from headrace.transport.transactions import TransactionReport, TransactionResult
 
 _PLACES_SHOWN = 20
+_REASONS_SHOWN = 5
 _SHAPES = ["lines", "ndjson", "array", "concatenated", "strings", "csv", "csv-no-header"]
 
 
@@ -45,7 +46,14 @@ _SHAPES = ["lines", "ndjson", "array", "concatenated", "strings", "csv", "csv-no
     type=click.Choice(["stop", "skip", "set-aside"]),
     default="stop",
     show_default=True,
-    help="What to do with a piece that is no record.",
+    help="What to do with input that cannot be parsed as a record.",
+)
+@click.option(
+    "--skip",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Leave out the first N records: an earlier run has sent them.",
 )
 @click.option("--key-field", metavar="FIELD", help="The key is this field (a.b for nested ones).")
 @click.option("--key", metavar="TEXT", help="The key is the same for all records.")
@@ -60,6 +68,12 @@ _SHAPES = ["lines", "ndjson", "array", "concatenated", "strings", "csv", "csv-no
 )
 @click.option("--timestamp-field", metavar="FIELD", help="The record's time is this field.")
 @click.option("--value-fields", callback=words, metavar="A,B,…", help="The value is a JSON array of these fields.")
+@click.option(
+    "--echo",
+    callback=words,
+    metavar="A,B,…",
+    help="Print each record as it is sent: these fields of it, then the value, a line on standard output.",
+)
 @click.option("--null-value", metavar="TEXT", help="A value that is exactly this becomes null (a tombstone).")
 @codec_options
 @click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True)
@@ -91,7 +105,13 @@ _SHAPES = ["lines", "ndjson", "array", "concatenated", "strings", "csv", "csv-no
 @click.option("--seed", type=int, help="Makes random keys and coins repeatable.")
 @click.option("--transaction", type=click.IntRange(1), metavar="N", help="Send in transactions of N records.")
 @click.option("--wait", callback=span, metavar="SPAN", help="How long a transaction stays open, as in 2s.")
-@click.option("--commit-probability", type=float, default=1.0, show_default=True, help="The coin that decides.")
+@click.option(
+    "--commit-probability",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Probability that a transaction is committed instead of aborted.",
+)
 @click.option("--topics", callback=words, metavar="A,B", help="A transaction spans these topics.")
 @click.option("--per-topic", type=click.IntRange(1), default=2, show_default=True, help="Records of each of --topics.")
 @click.option("--transactional-id", metavar="ID", help="[default: a new one]")
@@ -117,9 +137,10 @@ def produce(app: App, /, topic: str, file: str, **flags: Any) -> None:
     echo hello | headrace produce greetings --create
     headrace produce rides rides.csv --value avro:ride.avsc --key-codec avro:ride_key.avsc
     headrace produce rides rides.csv --random-key 1-5 --seed 7 --rate 100
-    headrace produce iris iris.csv --numbers --value-fields sepal_length,sepal_width \\
-        --route species:virginica=virginicasetosa/0,setosa=virginicasetosa/1,versicolor=versicolor/0+1
+    headrace produce iris iris.csv --numbers --value-fields sepal_length,sepal_width --echo class \\
+        --route class:virginica=virginicasetosa/0,setosa=virginicasetosa/1,versicolor=versicolor/0+1
     headrace produce a day.json --transaction 4 --wait 2s --commit-probability 0.5 --seed 7
+    headrace produce rides rides.csv --skip 499      # go on where an earlier run has stopped
     """  # fmt: skip
     # Whoever ends us with `kill` or `timeout` wants the account too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -146,10 +167,10 @@ def produce(app: App, /, topic: str, file: str, **flags: Any) -> None:
 def _create(app: App, topic: str, flags: dict[str, Any]) -> None:
     from headrace.transport.admin import Admin, NewTopic
 
-    admin = Admin(app.connection())
-    for name in dict.fromkeys(flags["topics"] or [topic]):
-        if admin.ensure_topic(NewTopic(name, flags["partitions"], flags["replication"])):
-            app.say(f"created topic {name}")
+    with Admin(app.connection()) as admin:
+        for name in dict.fromkeys(flags["topics"] or [topic]):
+            if admin.ensure_topic(NewTopic(name, flags["partitions"], flags["replication"])):
+                app.say(f"created topic {name}")
 
 
 def _options(
@@ -175,6 +196,7 @@ def _options(
         producers=flags["producers"],
         key_per_producer=flags["key_per_producer"],
         on_failed=kept.failed,
+        on_echo=click.echo,
         on_progress=show,
     )
 
@@ -193,6 +215,7 @@ def _shaping(topic: str, flags: dict[str, Any]) -> Shaping:
         headers=tuple((name, value.encode()) for name, value in flags["headers"].items()),
         value_fields=flags["value_fields"] or (),
         null_value=encoded["null_value"],
+        echo=flags["echo"],
         seed=flags["seed"],
     )
 
@@ -206,6 +229,7 @@ def _input(flags: dict[str, Any], aside: _KeptFile) -> Any:
         set_aside=aside.bad,
         columns=flags["columns"],
         numbers=flags["numbers"],
+        skip=flags["skip"],
     )
 
 
@@ -216,7 +240,7 @@ def _flush(text: str) -> tuple[int | None, bool]:
     try:
         return {"none": (None, False), "end": (None, True), "each": (1, True)}[text]
     except KeyError:
-        raise UsageError(f"--flush {text} cannot be", hint="none, end, each or every:15") from None
+        raise UsageError(f"invalid value for --flush: {text}", hint="none, end, each or every:15") from None
 
 
 def _settings(flags: dict[str, Any]) -> dict[str, str | bool]:
@@ -255,7 +279,7 @@ class _KeptFile:
 
         self._write({
             "topic": topic, "partition": record.partition, "key": text_or_base64(record.key),
-            "value": text_or_base64(record.value), "reason": record.reason,
+            "value": text_or_base64(record.value), "reason": record.reason, "maybe_written": record.maybe_written,
         })  # fmt: skip
 
     def bad(self, piece: Any) -> None:
@@ -322,6 +346,8 @@ def _conclude(app: App, report: ProduceReport, kept: _KeptFile, aside: _KeptFile
     if kept.count:
         say(f"{counted(kept.count, 'undelivered record')} kept in {kept.path}, each with its reason")
     _say_bad(report.bad, aside)
+    if report.error or report.interrupted:
+        _say_how_to_go_on(report.position, report.error)
     for error in (report.error, kept.error, aside.error):
         if error:
             raise error
@@ -329,6 +355,14 @@ def _conclude(app: App, report: ProduceReport, kept: _KeptFile, aside: _KeptFile
         raise KeyboardInterrupt
     if report.failed:
         raise click.exceptions.Exit(1)
+
+
+def _say_how_to_go_on(position: int | None, error: HeadraceError | None) -> None:
+    """After a run that did not read its input to the end."""
+    if position:
+        mended = "correct the input, or add --on-bad skip, and " if error else ""
+        say(f"stopped behind record {position:,} of the input; to go on without sending any of them twice, "
+            f"{mended}repeat the command with --skip {position}")  # fmt: skip
 
 
 def _say_bad(count: int, aside: _KeptFile) -> None:
@@ -342,6 +376,13 @@ def _summary(report: ProduceReport) -> None:
     speed = f"{report.acknowledged / seconds:,.0f} records/s, {report.bytes / seconds / 1e6:.1f} MB/s"
     acknowledged = counted(report.acknowledged, "record")
     say(f"{acknowledged} acknowledged, {report.failed:,} failed, of {report.read:,} read as {report.shape}")
+    for reason, count in list(report.reasons.items())[:_REASONS_SHOWN]:
+        say(f"  {count:,} failed: {reason}")
+    if len(report.reasons) > _REASONS_SHOWN:
+        say(f"  and for {len(report.reasons) - _REASONS_SHOWN} other reasons")
+    if report.maybe_written:
+        say(f"  {report.maybe_written:,} of the failed records were sent and not answered: they may have been written "
+            '("maybe_written" in the file), so sending them again may write them twice')  # fmt: skip
     say(f"  {size(report.bytes)} in {report.seconds:.2f} s: {speed}")
     for topic, spans in report.partitions.items():
         for partition, span_ in spans.items():
@@ -376,6 +417,8 @@ def _in_transactions(app: App, topic: str, file: str, flags: dict[str, Any]) -> 
             settings=_settings(flags), on_result=None if app.quiet or app.json else _say_transaction,
         )  # fmt: skip
     _say_bad(report.bad, aside)
+    if report.error or report.interrupted:
+        _say_how_to_go_on(flags["skip"] + sum(result.records for result in report.transactions), report.error)
     _conclude_transactions(app, report)
     if aside.error:
         raise aside.error
@@ -383,7 +426,17 @@ def _in_transactions(app: App, topic: str, file: str, flags: dict[str, Any]) -> 
 
 def _refuse_in_transactions(flags: dict[str, Any]) -> None:
     """What a transaction has no use for is not passed over in silence."""
-    names = ("producers", "key_per_producer", "rate", "pause_ms", "pause_every", "flush", "replay", "failed_file")
+    names = (
+        "echo",
+        "producers",
+        "key_per_producer",
+        "rate",
+        "pause_ms",
+        "pause_every",
+        "flush",
+        "replay",
+        "failed_file",
+    )
     for name in names:
         if flags[name] not in (None, False, 1, "end"):
             option = "--" + name.removesuffix("_file").replace("_", "-")

@@ -13,7 +13,7 @@ import click
 from headrace.cli.app import App, Trunk, any_kafka, registry_option
 from headrace.cli.output import counted, print_json, print_table, size
 from headrace.cli.pipeline import find, pipeline, registry_of
-from headrace.errors import UsageError
+from headrace.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from headrace.pipeline.dead_letters import Letter, Wanted
@@ -107,7 +107,7 @@ def _save(app: App, found: Pipeline, wanted: Iterable[Letter], path: Path) -> No
         with path.open("x", encoding="utf-8") as out:
             count = write_for_editing(wanted, out)
     except FileExistsError:
-        raise UsageError(f"{path} exists", why="somebody's edits may be in it", hint="another name") from None
+        raise UsageError(f"{path} exists", why="it may hold your edits", hint="another name") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be written", why=str(error)) from None
     if app.json:
@@ -165,9 +165,9 @@ def redrive(app: App, /, name: str, dry_run: bool, edits: Path | None, file: Pat
     headrace pipeline redrive breadcrumbs --edits torn.ndjson
     """
     from headrace.pipeline.dead_letters import letters
+    from headrace.pipeline.dry_run import Trial
     from headrace.pipeline.redrive import RedrivePlan, read_edits
     from headrace.pipeline.redrive import redrive as send
-    from headrace.pipeline.trial import Trial
 
     found = find(app, file, name)
     plan = RedrivePlan(
@@ -298,10 +298,10 @@ def fork(app: App, name: str, new_name: str, file: Path | None) -> None:
     try:
         new = find(app, file, new_name)
         moved = copy(found.folder, found.declaration, new.folder, new.declaration)
-    except UsageError as error:
-        if "there is no pipeline" not in error.problem:
-            raise
+    except NotFound:
         moved = copy(found.folder, found.declaration, PipelineFolder(found.home, new_name))
+    for text in moved.warnings:
+        app.say(click.style("warning: ", fg="yellow") + text)
     _told(app, moved.document(), f"{new_name} goes on from where {name} is")
 
 

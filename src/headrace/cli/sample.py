@@ -27,7 +27,7 @@ _JSON_FORMATS = ("array", "pretty", "ndjson", "concatenated", "strings")
 
 @cli.group()
 def sample() -> None:
-    """Make example data: the records that the examples and labs use.
+    """Make example data: breadcrumbs, taxi rides, customers, iris.
 
     Everything is invented on the spot, after what real files are like; the same seed gives the same bytes. Any number
     of records is made in constant memory.

@@ -25,7 +25,7 @@ _LEVELS = [
 @cli.group(cls=Trunk)
 @any_registry
 def schema() -> None:
-    """Schemas: list, show, register, check, versions, diff, compatibility, delete.
+    """List, show, register, check and compare schemas.
 
     The registry is any that speaks Confluent's API. The subject of a topic's values is TOPIC-value, of its keys
     TOPIC-key.

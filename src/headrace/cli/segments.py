@@ -13,7 +13,7 @@ import click
 from headrace.cli.app import App, everywhere
 from headrace.cli.output import print_json, print_table, size
 from headrace.cli.topic import topic
-from headrace.errors import UsageError
+from headrace.errors import Failed, UsageError
 
 if TYPE_CHECKING:
     from headrace.cluster.segments import Segment, StoredBatch
@@ -169,15 +169,16 @@ def _batches(found: list[tuple[int, Segment]], offset: int | None) -> Iterator[t
 def _show_batches(app: App, found: list[tuple[int, Segment]], offset: int | None) -> None:
     rows = []
     for number, segment, batch in _batches(found, offset):
-        ratio = segment.plain_bytes(batch) / batch.size_bytes
+        plain = segment.plain_bytes(batch)
+        ratio = round(plain / batch.size_bytes, 2) if plain else None
         if app.json:
-            print_json({"partition": number, "segment": segment.log.name, **asdict(batch), "ratio": round(ratio, 2)})
+            print_json({"partition": number, "segment": segment.log.name, **asdict(batch), "ratio": ratio})
             continue
         kind = "control" if batch.control else "transactional" if batch.transactional else ""
         producer = f"{batch.producer_id}/{batch.producer_epoch}" if batch.producer_id >= 0 else "-"
         cost = batch.bytes_per_record
         rows.append((number, batch.base_offset, batch.last_offset, batch.records, batch.position, batch.size_bytes,
-                     batch.codec, f"{ratio:.2f}", f"{cost:.1f}" if cost else "-", producer,
+                     batch.codec, f"{ratio:.2f}" if ratio else "?", f"{cost:.1f}" if cost else "-", producer,
                      batch.base_sequence, _moment(batch.max_timestamp_ms), kind))  # fmt: skip
     if not app.json:
         print_table(["partition", "first", "last", "records", "position", "bytes", "codec", "ratio", "bytes/record",
@@ -187,18 +188,29 @@ def _show_batches(app: App, found: list[tuple[int, Segment]], offset: int | None
 def _show_records(app: App, found: list[tuple[int, Segment]], offset: int | None) -> None:
     from headrace.transport.records import text_or_base64
 
-    rows = []
+    rows: list[tuple[object, ...]] = []
+    unread = 0
     for number, segment, batch in _batches(found, offset):
-        for record in segment.records(batch):
+        try:
+            for record in segment.records(batch):
+                if app.json:
+                    told = {**asdict(record), "key": text_or_base64(record.key), "value": text_or_base64(record.value)}
+                    told["headers"] = [{"name": n, "value": text_or_base64(v)} for n, v in record.headers]
+                    print_json({"partition": number, **told})
+                else:
+                    rows.append((number, record.offset, _moment(record.timestamp_ms), record.size_bytes,
+                                 record.control or "", _text(record.key), _text(record.value)))  # fmt: skip
+        except Failed as error:
+            unread += 1
+            span = f"{batch.base_offset} to {batch.last_offset}"
             if app.json:
-                told = {**asdict(record), "key": text_or_base64(record.key), "value": text_or_base64(record.value)}
-                told["headers"] = [{"name": n, "value": text_or_base64(v)} for n, v in record.headers]
-                print_json({"partition": number, **told})
+                print_json({"partition": number, "offsets": span, "problem": error.problem, "why": error.why})
             else:
-                rows.append((number, record.offset, _moment(record.timestamp_ms), record.size_bytes,
-                             record.control or "", _text(record.key), _text(record.value)))  # fmt: skip
+                rows.append((number, span, _moment(batch.max_timestamp_ms), batch.size_bytes, "", "", error.problem))
     if not app.json:
         print_table(["partition", "offset", "time", "bytes", "control", "key", "value"], rows)
+    if unread:
+        raise Failed(f"batches that could not be read: {unread}", why="the list says where and why")
 
 
 def _text(data: bytes | None) -> str:

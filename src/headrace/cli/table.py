@@ -25,7 +25,7 @@ _WIDEST = 60
 @cli.group(cls=Trunk)
 @everywhere
 def table() -> None:
-    """Tables that pipelines write: list, head, count, schema, history.
+    """Read the tables that pipelines write, without Spark.
 
     Delta and Parquet tables in local folders are read by themselves, without Spark: at once, and also while a pipeline
     writes them. NAME is the last part of a table's path, its path, or the name of a pipeline that writes one table.

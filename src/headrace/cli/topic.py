@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from headrace.cli.app import App, Trunk, any_kafka, cli
-from headrace.cli.output import duration, print_json, print_pairs, print_table, size
+from headrace.cli.output import counted, duration, print_json, print_pairs, print_table, size
 from headrace.cli.values import pairs
 from headrace.errors import UsageError
 
@@ -22,7 +22,7 @@ _SUMMARY = ("min.insync.replicas", "cleanup.policy", "retention.ms", "retention.
 @cli.group(cls=Trunk)
 @any_kafka
 def topic() -> None:
-    """Topics: create, list, describe, alter, delete, clean, size, segments, which-partition."""
+    """Create, list, describe, alter, delete and clean topics."""
 
 
 def _admin(app: App) -> Admin:
@@ -127,17 +127,17 @@ def list_(app: App, internal: bool, sizes: bool) -> None:
             for topic in found
         ]
         if sizes and found:
-            records = admin.topic_records(found)
+            offsets = admin.topic_offsets(found)
             held = admin.topic_sizes([topic.name for topic in found])
             for row, topic_size in zip(rows, held, strict=True):
-                row |= {"records": records[topic_size.topic], "bytes": topic_size.size_bytes}
+                row |= {"offsets": offsets[topic_size.topic], "bytes": topic_size.size_bytes}
             _say_silent(app, {broker for topic_size in held for broker in topic_size.silent_brokers})
     if app.json:
         print_json(rows)
         return
     headings = ("topic", "partitions", "replication", "under-replicated", "offline")
     print_table(
-        (*headings, "records", "bytes") if sizes else headings,
+        (*headings, "offsets", "bytes") if sizes else headings,
         [[size(v) if k == "bytes" else "-" if v is None else v for k, v in row.items()] for row in rows],
     )
     if not rows:
@@ -154,7 +154,8 @@ def describe(app: App, name: str, everything: bool) -> None:
 
     Its id and settings, and of every partition leader, replicas, ISR, ELR, offsets, bytes.
     ISR: the replicas that have everything. ELR: replicas outside the ISR that may still become leader.
-    Bytes are those of one copy, the leader's. A '-' is what nobody could answer.
+    Offsets are those from begin to end: markers of transactions and compacted records have some, too. Records are
+    counted where the topic is small. Bytes are those of one copy, the leader's. '-' is what no broker could answer.
 
     \b
     headrace topic describe breadcrumbs
@@ -163,8 +164,9 @@ def describe(app: App, name: str, everything: bool) -> None:
     with _admin(app) as admin:
         found = admin.describe(name)
     _say_silent(app, found.silent_brokers)
+    records = _counted_records(app, found)
     if app.json:
-        print_json(found.to_json())
+        print_json({**found.to_json(), "records": records})
         return
     print_pairs(
         {
@@ -172,7 +174,7 @@ def describe(app: App, name: str, everything: bool) -> None:
             "topic id": found.topic_id or "-",
             "partitions": len(found.partitions),
             "replication": found.replication,
-            "records": _count(found.records),
+            "records": _count(records) if records is not None or not found.offsets else f"up to {found.offsets:,}",
             "bytes": size(found.size_bytes),
         }
     )
@@ -182,12 +184,20 @@ def describe(app: App, name: str, everything: bool) -> None:
     _print_configs(found, everything)
 
 
+def _counted_records(app: App, found: TopicDescription) -> int | None:
+    """The number of records in the topic, where it is small enough to be counted."""
+    from headrace.transport.browse import Browser
+
+    with Browser(app.connection()) as browser:
+        return browser.count(found)
+
+
 def _print_partitions(found: TopicDescription) -> None:
     print_table(
-        ("partition", "leader", "replicas", "isr", "elr", "begin", "end", "records", "bytes"),
+        ("partition", "leader", "replicas", "isr", "elr", "begin", "end", "offsets", "bytes"),
         [
             (p.partition, p.leader if p.leader >= 0 else "none", _ids(p.replicas), _ids(p.isr), _ids(p.elr or ()),
-             _known(p.begin), _known(p.end), _known(p.records), size(p.size.size_bytes))
+             _known(p.begin), _known(p.end), _known(p.offsets), size(p.size.size_bytes))
             for p in found.partitions
         ],
     )  # fmt: skip
@@ -265,11 +275,11 @@ def delete(app: App, names: tuple[str, ...], yes: bool) -> None:
 
 
 def _holdings(app: App, admin: Admin, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    topics = admin.require_topics(names)
-    records, sizes = admin.topic_records(topics), admin.topic_sizes(names)
+    topics = admin.require_topics(names, wanted=False)
+    offsets, sizes = admin.topic_offsets(topics), admin.topic_sizes(names)
     _say_silent(app, {broker for topic_size in sizes for broker in topic_size.silent_brokers})
     return [
-        {"topic": s.topic, "partitions": len(s.partitions), "records": records[s.topic], "bytes": s.size_bytes}
+        {"topic": s.topic, "partitions": len(s.partitions), "offsets": offsets[s.topic], "bytes": s.size_bytes}
         for s in sizes
     ]
 
@@ -302,11 +312,39 @@ def clean(app: App, name: str, how: Literal["truncate", "read"], yes: bool) -> N
             app.confirm([f"{name}  {_amount(_holdings(app, admin, (name,))[0])}"], yes=yes)
         done = admin.clean_topic(name, how=how)
     if app.json:
-        print_json({"topic": name, "how": how, "records": done.records, "bytes": done.size_bytes})
+        print_json(
+            {"topic": name, "how": how, "offsets": done.offsets, "records": done.records, "bytes": done.size_bytes}
+        )
     else:
-        print_pairs({"topic": name, "how": how, "records": f"{done.records:,}", "bytes": size(done.size_bytes)})
+        amount = {"offsets": f"{done.offsets:,}"} if done.records is None else {"records": f"{done.records:,}"}
+        print_pairs({"topic": name, "how": how, **amount, "bytes": size(done.size_bytes)})
     if how == "truncate":
         app.say("the brokers free the disk at their next check: log.retention.check.interval.ms")
+
+
+@topic.command()
+@click.argument("names", metavar="[NAME…]", nargs=-1)
+@any_kafka
+@click.pass_obj
+def elect(app: App, names: tuple[str, ...]) -> None:
+    """Let the preferred leaders lead again.
+
+    The preferred leader of a partition is the first of its replicas. After a broker was away, others lead in its place:
+    this moves the leaders back, of these topics or of all, where the preferred one is in sync. No record is moved.
+
+    \b
+    headrace topic elect
+    headrace topic elect breadcrumbs
+    """
+    with _admin(app) as admin:
+        done = admin.elect_preferred(tuple(dict.fromkeys(names)))
+    if app.json:
+        print_json(done.as_json())
+    elif done.moved:
+        print_table(("topic", "partition"), done.moved)
+    for (name, number), why in done.refused.items():
+        app.say(f"{name}/{number} keeps its leader: {why}")
+    app.say(f"{counted(len(done.moved), 'partition')} got the preferred leader")
 
 
 @topic.command("size")
@@ -408,8 +446,8 @@ def _number(value: str | None) -> int | str | None:
 
 
 def _amount(held: dict[str, Any]) -> str:
-    """`6 partitions, 1,000 records, 24.0 kB`."""
-    records = "an unknown number of" if held["records"] is None else f"{held['records']:,}"
+    """`6 partitions, up to 1,000 records, 24.0 kB`."""
+    records = "an unknown number of" if held["offsets"] is None else f"up to {held['offsets']:,}"
     return f"{held['partitions']} partitions, {records} records, {size(held['bytes'])}"
 
 

@@ -101,12 +101,12 @@ def rates(kinds: Mapping[str, Kind], wanted: Wanted) -> dict[str, float]:
     """The rate of each kind, checked."""
     bad, named = wanted.bad, wanted.named
     if not 0 <= bad <= 1:
-        raise UsageError(f"a rate of {bad} bad records cannot be", hint="a share between 0 and 1, like 0.01")
+        raise UsageError(f"invalid rate of bad records: {bad}", hint="a share between 0 and 1, like 0.01")
     for name, rate in named.items():
         if name not in kinds:
             raise UsageError(f"there is no damage {name!r}", hint="one of " + ", ".join(kinds))
         if not 0 <= rate <= 1:
-            raise UsageError(f"a rate of {rate} for {name} cannot be", hint="a share between 0 and 1, like 0.01")
+            raise UsageError(f"invalid rate for {name}: {rate}", hint="a share between 0 and 1, like 0.01")
         if wanted.fits == "csv" and "csv" in kinds[name].spoils:
             raise UsageError(f"{name} cannot be put into a CSV file", hint="--format ndjson")
     fitting = [name for name, kind in kinds.items() if wanted.fits not in kind.spoils]
