@@ -65,10 +65,15 @@ class Headrace:
         self.script = script
 
     def __call__(
-        self, *words: object, home: Path | None = None, env: Mapping[str, str] | None = None, stdin: str = ""
+        self,
+        *words: object,
+        home: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str = "",
+        timeout_s: float = 200,
     ) -> Done:
         with self.start(*words, home=home, env=env) as process:
-            out, err = process.communicate(stdin, timeout=200)
+            out, err = process.communicate(stdin, timeout=timeout_s)
         assert "Traceback" not in err, err
         assert "inside headrace" not in err, err
         return Done(process.returncode, out, err)

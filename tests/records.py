@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Any
 from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from headrace.cluster.segments import CODECS, crc32c
+from headrace.cluster.unpack import Codec
 from headrace.runtime.waiting import eventually
 
 
@@ -47,7 +50,8 @@ def read(bootstrap: str, topic: str) -> list[Record]:
         reached = dict.fromkeys(partitions, 0)
 
         def at_the_end() -> bool:
-            for record in consumer.consume(10_000, timeout=0.2):
+            came: list[Any] = consumer.consume(10_000, timeout=0.2)
+            for record in came:
                 assert record.error() is None, record.error()
                 found.append(Record(record.partition(), record.offset(), record.key(), record.value()))
                 reached[record.partition()] = record.offset() + 1
@@ -79,3 +83,11 @@ def wait_settled(bootstrap: str, *topics: str) -> None:
         return {(place.topic, place.partition): future.result(20).offset for place, future in found.items()}
 
     eventually(lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED), 60)
+
+
+def batch_of(payload: bytes, codec: Codec, *, base: int = 0, records: int = 1, checksum: int | None = None) -> bytes:
+    """A record batch as it lies in a log and travels to a broker, whatever is in it; the checksum is right or given."""
+    checked = struct.pack(">hiqqqhii", CODECS.index(codec), records - 1, 0, 0, -1, -1, -1, records) + payload
+    return (
+        struct.pack(">qiibI", base, 9 + len(checked), 0, 2, crc32c(checked) if checksum is None else checksum) + checked
+    )

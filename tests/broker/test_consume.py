@@ -19,6 +19,7 @@ from headrace.cluster import Cluster
 from headrace.errors import UsageError
 from headrace.runtime.waiting import eventually
 from headrace.transport.admin import Admin
+from headrace.transport.batches import headers_in
 from headrace.transport.consume import ConsumeOptions, consume, consume_arrow, reading
 from headrace.transport.offsets import Start, Until
 from headrace.transport.produce import ProduceOptions, produce
@@ -199,7 +200,7 @@ def test_follow_shows_new_records_and_ctrl_c_ends_it(
 
 
 def test_a_reader_that_has_enough_is_no_error(headrace_cluster: Cluster, thousand: str, run: Headrace) -> None:
-    """`headrace consume … | head -1`: the closed pipe ends it without a word about pipes."""
+    """`headrace consume … | head -1`: the closed pipe is not an error, and no count is claimed that is not known."""
     process = run.start("consume", thousand, "-f", "--bootstrap", headrace_cluster.bootstrap)
     assert process.stdout
     assert process.stderr
@@ -213,6 +214,7 @@ def test_a_reader_that_has_enough_is_no_error(headrace_cluster: Cluster, thousan
     process.stdin.close()
     assert "Traceback" not in said
     assert "error" not in said
+    assert "stopped: the reader closed the pipe" in said
 
 
 def test_expired_records_are_not_passed_over_in_silence(headrace_cluster: Cluster, thousand: str) -> None:
@@ -384,3 +386,50 @@ def test_a_scatter_plot_of_classes_that_only_topic_and_partition_know(
     assert "error: there is nothing to draw, so other.png was not made" in nothing.err
     refused = run("consume", two, "--plot", "iris.png", "--plot-series", f"a:red={one}", *where)
     assert (refused.code, "which is not read" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "zstd"])
+@pytest.mark.parametrize("checksum", ["wrong", "right"])
+def test_a_damaged_batch_is_named_and_can_be_left_out(
+    headrace_cluster: Cluster, headrace_topic: MakeTopic, run: Headrace, codec: str, checksum: str
+) -> None:
+    if (codec, checksum) == ("none", "right"):
+        return  # then it is another record, not a damaged one
+    topic = headrace_topic()
+    options = ProduceOptions(settings={"compression.type": codec})
+    for batch in range(4):
+        assert produce(headrace_cluster, topic, [f"{batch}/{n}" for n in range(100)], options=options).complete
+    first, last = damage(headrace_cluster, topic, 150, checksum_is_right=checksum == "right")
+
+    where = ("consume", topic, "--bootstrap", headrace_cluster.bootstrap)
+    stopped = run(*where)
+    assert stopped.code == 1
+    assert f"a batch of {topic}/0 is damaged: offsets {first} to {last}" in stopped.err
+    assert "--on-bad skip" in stopped.err
+    went_on = run(*where, "--group", topic, "--on-bad", "skip")
+    assert went_on.code == 0, went_on.err
+    assert went_on.out.split() == [f"{n // 100}/{n % 100}" for n in range(400) if not first <= n <= last]
+    assert f"left out: {last - first + 1} records in 1 damaged batch" in went_on.err
+    assert f"{topic}/0, offsets {first} to {last}" in went_on.err
+    assert run(*where, "--group", topic).out == ""  # the group stands at the end, behind the damage
+
+
+def damage(cluster: Cluster, topic: str, offset: int, *, checksum_is_right: bool) -> tuple[int, int]:
+    """The batch with the offset has other bytes on the disk; its first and last offset."""
+    from kafka.record.util import calc_crc32c
+
+    [leader] = [p.leader for p in Admin(cluster).topic(topic).partitions]
+    [path] = (cluster.home.node(f"broker-{leader}") / "data" / f"{topic}-0").glob("*.log")
+    data = bytearray(path.read_bytes())
+    at = 0
+    for header in headers_in(bytes(data)):
+        if header.base_offset <= offset <= header.last_offset:
+            break
+        at += header.size_bytes
+    data[at + 61 + 4 : at + 61 + 24] = b"\xff" * 20
+    if checksum_is_right:
+        data[at + 17 : at + 21] = calc_crc32c(bytes(data[at + 21 : at + header.size_bytes])).to_bytes(4, "big")
+    with path.open("r+b") as file:  # in place: the broker serves what lies in the page cache
+        file.seek(at)
+        file.write(data[at : at + header.size_bytes])
+    return header.base_offset, header.last_offset

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,20 +69,35 @@ def test_up_and_down_can_be_repeated_and_records_stay(run: Headrace, home: Path)
 def test_wipe_says_what_it_removes_asks_and_keeps_foreign_files(run: Headrace, home: Path) -> None:
     run("up", "--brokers", 1, home=home)
     (home / "notes.txt").write_text("mine", encoding="utf-8")
-    for answer, code, word in (("n\n", 1, "nothing was removed: the answer was no"), ("", 2, "nobody is there")):
+    for answer, code, word in (
+        ("n\n", 1, "nothing was removed: the answer was no"),
+        ("", 2, "cannot ask without a terminal"),
+    ):
         refused = run("down", "--wipe", home=home, stdin=answer)
         assert refused.code == code
         assert word in refused.err
         assert f"  {home / 'broker-1'}  " in refused.err
         assert "remove it? [y/N]" in refused.err
         assert status(run, home)["state"] == "up"
-    done = run("down", "--wipe", home=home, stdin="y\n")
-    assert done.code == 0
-    assert "removed: nothing of the cluster is left" in done.err
+    with full_disk():
+        done = run("down", "--wipe", home=home, stdin="y\n")
+    assert done.code == 0, done.err
+    assert f"removed: the cluster and its records; kept in {home}: notes.txt (4 B)" in done.err
     assert [path.name for path in home.iterdir()] == ["notes.txt"]
     assert processes_of(home) == []
     (home / "notes.txt").unlink()
     assert run("down", "--wipe", "--yes", home=home).code == 0
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """What is started now can write to no file, as on a disk without room."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_two_clusters_run_side_by_side(run: Headrace, make_home: MakeHome) -> None:
@@ -239,7 +256,8 @@ def test_processes_are_found_without_their_files(run: Headrace, home: Path, lost
     if lost == "the record":
         (home / "broker-1" / "process.json").unlink()
         assert f"pid {node['pid']} runs without a record" in run("doctor", home=home).out
-        assert run("up", home=home).out.strip() == bootstrap
+        again = run("up", home=home)
+        assert again.out.strip() == bootstrap, again.err
         assert node["pid"] != status(run, home)["nodes"][0]["pid"]
     else:
         (home / "cluster.json").write_text("garbage", encoding="utf-8")

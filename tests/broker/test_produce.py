@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import weakref
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from kafka import KafkaConsumer
 
 from headrace.cluster import Cluster
 from headrace.errors import UsageError
 from headrace.runtime.waiting import eventually
+from headrace.transport.admin import Admin
+from headrace.transport.consume import consume
+from headrace.transport.inputs import InputOptions
 from headrace.transport.pace import Pace
 from headrace.transport.partitioner import partition_of
 from headrace.transport.produce import ProduceOptions, produce
@@ -161,6 +169,26 @@ def test_without_a_flush_what_is_left_is_counted_as_failed(
     assert [row["value"] for row in kept] == ["a", "b"]
 
 
+def test_the_reason_of_failed_deliveries_is_what_the_broker_refused_them_for(
+    headrace_faults: Cluster, headrace_topic: MakeTopic, run: Headrace
+) -> None:
+    """librdkafka retries for as long as it may, and then says no more than that the time is over."""
+    topic = headrace_topic(replication=3, min_insync_replicas=3)
+    headrace_faults.kill("broker-3")
+    with Admin(headrace_faults) as admin:
+        eventually(lambda: set(admin.topic(topic).partitions[0].isr) == {1, 2}, 60)
+    (run.folder / "in.txt").write_text("one\ntwo\n" + "x" * 2_000_000 + "\nthree\n")
+    where = ("--bootstrap", headrace_faults.bootstrap)
+    done = run("produce", topic, "in.txt", *where, "--set", "message.timeout.ms=3000")
+    assert done.code == 1
+    assert "0 records acknowledged, 4 failed, of 4 read" in done.err
+    reason = "not enough replicas in sync: 2 of 3 needed; broker 3 not alive (the record timed out)"
+    assert f"  3 failed: {reason}" in done.err
+    assert re.search(r"  1 failed: .*large", done.err)
+    kept = [json.loads(line)["reason"] for line in (run.folder / f"{topic}.failed.ndjson").read_text().splitlines()]
+    assert kept.count(reason) == 3
+
+
 def test_a_record_over_the_limit_fails_alone_and_is_kept(
     headrace_cluster: Cluster, headrace_topic: MakeTopic, run: Headrace
 ) -> None:
@@ -183,11 +211,52 @@ def test_invalid_json_is_named_and_can_be_set_aside(
     stopped = run(*words)
     assert stopped.code == 1
     assert "in.ndjson, line 2" in stopped.err
-    went_on = run(*words, "--on-bad", "set-aside")
+    assert "stopped behind record 1 of the input" in stopped.err
+    assert "--skip 1" in stopped.err
+    went_on = run(*words, "--on-bad", "set-aside", "--skip", 1)
     assert went_on.code == 0
     (piece,) = (run.folder / "in.ndjson.bad.ndjson").read_text().splitlines()
     assert json.loads(piece) == {"place": "line 2", "reason": "the JSON is not complete", "data": '{"a":'}
-    assert len(read(headrace_cluster.bootstrap, topic)) == 3
+    assert [json.loads(record.value)["a"] for record in read(headrace_cluster.bootstrap, topic)] == [1, 3]
+
+
+def test_a_run_that_stops_goes_on_where_it_stopped(
+    headrace_cluster: Cluster, headrace_topic: MakeTopic, tmp_path: Path
+) -> None:
+    """One bad row after the other is corrected until all are sent, each once."""
+    topic = headrace_topic()
+    file = tmp_path / "rows.csv"
+    rows = [f"{number},{number}.5" for number in range(2000)]
+    for bad in (5, 700, 1999):
+        rows[bad] += ",too many"
+    options = ProduceOptions(shaping=Shaping(value_fields=("n",)), input=InputOptions(numbers=True))
+    stops = []
+    for _ in range(4):
+        file.write_text("n,x\n" + "\n".join(rows))
+        report = produce(headrace_cluster, topic, file, options=options)
+        assert report.position is not None
+        if report.error:
+            stops.append(report.position)
+            rows[report.position] = rows[report.position].removesuffix(",too many")
+            options = replace(options, input=replace(options.input, skip=report.position))
+    assert stops == [5, 700, 1999]
+    assert report.position == 2000
+    assert [json.loads(record.value) for record in read(headrace_cluster.bootstrap, topic)] == [
+        [n] for n in range(2000)
+    ]
+
+
+def test_csv_numbers_as_spreadsheets_write_them(
+    headrace_cluster: Cluster, headrace_topic: MakeTopic, run: Headrace
+) -> None:
+    topic = headrace_topic()
+    (run.folder / "in.csv").write_text("a,b\n.73,5.\n1e3,-.5\n12.0,007\n1e999,0.30000000000000004\n")
+    done = run("produce", topic, "in.csv", "--numbers", "--bootstrap", headrace_cluster.bootstrap)
+    assert done.code == 0, done.err
+    assert [json.loads(record.value) for record in read(headrace_cluster.bootstrap, topic)] == [
+        {"a": 0.73, "b": 5.0}, {"a": 1000.0, "b": -0.5}, {"a": 12.0, "b": "007"},
+        {"a": "1e999", "b": 0.30000000000000004},
+    ]  # fmt: skip
 
 
 def test_a_record_without_the_key_field_is_named(
@@ -208,7 +277,7 @@ def test_wrong_names_are_said_with_the_nearest(
     missing = run("produce", topic[:-1], *where, stdin="x")
     assert missing.code == 2
     assert f"the nearest name is '{topic}'" in missing.err
-    assert "headrace topic create" in missing.err
+    assert f"did you mean {topic}?" in missing.err
     partition = run("produce", topic, *where, "--partition", "7", stdin="x")
     assert partition.code == 2
     assert "it has 2: 0 to 1" in partition.err
@@ -272,3 +341,26 @@ def test_a_file_of_undelivered_records_that_cannot_be_written(
     assert "1 record acknowledged, 1 failed, of 2 read" in done.err
     assert "error: records that should be kept in /dev/full are not all there" in done.err
     assert "why: No space left on device" in done.err
+
+
+def test_one_admin_client_is_enough_and_none_outlives_the_call(
+    headrace_cluster: Cluster, headrace_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, made = headrace_topic(), []
+    begin = AdminClient.__init__
+
+    def counted(client: AdminClient, *args: Any, **named: Any) -> None:
+        begin(client, *args, **named)
+        made.append(weakref.ref(client))
+
+    monkeypatch.setattr(AdminClient, "__init__", counted)
+    produce(headrace_cluster, topic, ["a", "b"], create=True)
+    assert len(made) == 1
+    assert len(list(consume(headrace_cluster, topic))) == 2
+    assert len(made) == 2
+    with pytest.raises(UsageError) as raised:  # as long as an error is held, so is all that its frames hold
+        produce(headrace_cluster, topic, ["a"], options=ProduceOptions(shaping=Shaping(partition=99)))
+    with pytest.raises(UsageError) as raised_too:
+        list(consume(headrace_cluster, f"not-{topic}"))
+    assert (raised.value.exit_code, raised_too.value.exit_code) == (2, 2)
+    assert [client() for client in made] == [None] * 4

@@ -11,14 +11,20 @@ import pytest
 
 from headrace.cluster import Cluster
 from headrace.runtime.jars import default_cache
+from headrace.transport.admin import Admin
 from tests.conftest import processes_of
 
 # Before pytester gives its tests another HOME: there the jars would be fetched again.
 _CACHE = default_cache()
 
 _THEIR_TESTS = """
-from confluent_kafka import Producer
+from pathlib import Path
 from confluent_kafka.admin import AdminClient
+from headrace.runtime.waiting import eventually
+
+def remember(name, text):
+    with Path(name).open("a") as file:
+        file.write(f"{text}\\n")
 
 def partitions(bootstrap, topic):
     return AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic, timeout=60).topics[topic].partitions
@@ -26,42 +32,61 @@ def partitions(bootstrap, topic):
 def test_topics_are_fresh(headrace_cluster, headrace_topic):
     first, second = headrace_topic(partitions=3, retention_ms=5000), headrace_topic()
     assert first != second
+    remember("topics", first)
     assert len(partitions(headrace_cluster.bootstrap, first)) == 3
 
 def test_nodes_can_be_killed(headrace_faults, headrace_topic):
+    remember("homes", headrace_faults.home.root)
     headrace_faults.kill(1)
     assert headrace_faults.status().state == "down"
 
 def test_they_run_again(headrace_cluster, headrace_topic):
-    assert headrace_cluster.status().state == "up"
+    eventually(lambda: headrace_cluster.status().state == "up", 60)
     assert headrace_cluster.config.cluster.kafka == {"num.partitions": "4"}
-    topic = headrace_topic()
-    assert "told" == topic, f"{headrace_cluster.home.root} has {topic}"
+    remember("homes", headrace_cluster.home.root)
+    assert headrace_topic() == "a name that is not random"
 """
 
 
 def test_a_foreign_cluster_can_be_used(pytester: pytest.Pytester, headrace_cluster: Cluster) -> None:
     pytester.makepyfile(_THEIR_TESTS)
     done = pytester.runpytest_subprocess(
-        f"--headrace-bootstrap={headrace_cluster.bootstrap}", "-k", "fresh or killed", "-p", "no:cacheprovider"
+        f"--headrace-bootstrap={headrace_cluster.bootstrap}", "-k", "fresh or killed", "-rs", "-p", "no:cacheprovider"
     )
-    done.assert_outcomes(passed=1, errors=1)
+    done.assert_outcomes(passed=1, skipped=1)
     done.stdout.fnmatch_lines("*headrace_faults needs a local cluster: it cannot kill nodes of --headrace-bootstrap*")
+    with Admin(headrace_cluster) as admin:
+        assert Path("topics").read_text(encoding="utf-8").strip() not in {topic.name for topic in admin.topics()}
 
 
-def test_a_cluster_of_its_own_is_started_mended_told_about_and_removed(
+def test_one_cluster_for_all_workers_is_started_mended_shown_and_removed(
     pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("HEADRACE_CACHE", str(_CACHE))
     pytester.makepyfile(_THEIR_TESTS)
-    done = pytester.runpytest_subprocess("--headrace-brokers=1", "--headrace-set=num.partitions=4")
+    done = pytester.runpytest_subprocess("-n2", "--headrace-brokers=1", "--headrace-set=num.partitions=4")
     done.assert_outcomes(passed=2, failed=1)
     done.stdout.fnmatch_lines(["*- headrace broker-1 -*", "*INFO*Created log for partition test-*"])
-    home = next(line for line in done.outlines if "AssertionError: " in line).split()[2]
-    assert Path(home).parent.parent == tmp_path
-    assert not Path(home).parent.exists()
-    assert not processes_of(Path(home))
+    first, second = map(Path, Path("homes").read_text(encoding="utf-8").split())
+    assert first == second
+    assert first.parent.parent == tmp_path
+    assert not first.parent.exists()
+    assert not processes_of(first)
+
+
+def test_a_cluster_that_cannot_start_leaves_its_log_and_nothing_else(
+    pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("HEADRACE_CACHE", str(_CACHE))
+    pytester.makepyfile(_THEIR_TESTS)
+    done = pytester.runpytest_subprocess("--headrace-brokers=1", "--headrace-set=num.io.threads=-3", "-k", "fresh")
+    done.assert_outcomes(errors=1)
+    line = next(line for line in done.outlines if line.startswith("headrace: the folder of the test cluster is kept: "))
+    home = Path(line.rpartition(" ")[2]) / "home"
+    assert "num.io.threads" in (home / "broker-1" / "server.log").read_text(encoding="utf-8")
+    assert not processes_of(home)
 
 
 _A_LONG_TEST = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import shutil
 from collections.abc import Callable
 from itertools import pairwise
@@ -15,19 +17,21 @@ from headrace.cluster import Cluster
 from headrace.cluster.segments import (
     CODECS,
     Segment,
-    _unsnappy,
     checksum_holds,
     crc32c,
     partitions_in,
     removals,
     segments_in,
 )
+from headrace.cluster.unpack import unpack
 from headrace.errors import Failed, UsageError
 from headrace.runtime.waiting import eventually
 from headrace.transport.produce import ProduceOptions
 from headrace.transport.shaping import Shaping
+from headrace.transport.survey import Survey
 from headrace.transport.transactions import TransactionPlan, produce_in_transactions
 from tests.conftest import Headrace
+from tests.records import batch_of
 
 
 def folder_of(cluster: Cluster, topic: str, partition: int = 0) -> Path:
@@ -52,7 +56,7 @@ def test_every_codec_gives_back_what_was_sent(
     assert [(r.offset, r.timestamp_ms, r.key, r.value, r.headers) for r in stored] == [
         (r.offset, r.timestamp_ms, r.key, r.value, r.headers) for r in read
     ]
-    ratio = segment.plain_bytes(batches[0]) / batches[0].size_bytes
+    ratio = (segment.plain_bytes(batches[0]) or 0) / batches[0].size_bytes
     assert ratio == 1 if codec == "none" else ratio > 2
     assert batches[0].producer_id >= 0
     assert batches[0].base_sequence == 0
@@ -181,7 +185,41 @@ def test_the_command_shows_segments_batches_and_records(
     assert run("topic", "segments", "nowhere", home=home).code == 2
 
 
+def send(cluster: Cluster, topic: str, batch: bytes) -> None:
+    """The broker has taken the batch as it is."""
+    from kafka.protocol.producer import ProduceRequest
+
+    data = ProduceRequest.TopicProduceData
+    place = data(name=topic, partition_data=[data.PartitionProduceData(index=0, records=batch)])
+    with Admin(cluster) as admin, Survey(cluster, patience_s=30) as survey:
+        survey.metadata()
+        request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=20_000, topic_data=[place], max_version=12)
+        answer = survey.ask_once(admin.topic(topic).partitions[0].leader, request)
+    assert answer.responses[0].partition_responses[0].error_code == 0
+
+
+def test_the_command_names_a_batch_that_claims_too_much_and_goes_on(
+    headrace_cluster: Cluster, headrace_topic: Callable[..., str], run: Headrace
+) -> None:
+    topic, home = headrace_topic(), headrace_cluster.home.root
+    value = bytes(70_000_000)
+    # Length, attributes, times and offsets of a record without a key, whose lengths are written as varints.
+    record = bytes.fromhex("92f6e0420000000180f6e042") + value + b"\0"
+    produce(headrace_cluster, topic, ["before"])
+    send(headrace_cluster, topic, batch_of(gzip.compress(record, 6), "gzip"))
+    produce(headrace_cluster, topic, ["after"])
+    lines = run("topic", "segments", topic, "--records", "--json", home=home)
+    assert lines.code == 1
+    told = [json.loads(line) for line in lines.out.splitlines()]
+    assert [document.get("value") for document in told] == ["before", None, "after"]
+    assert told[1]["problem"].endswith("bytes of gzip unpack to more than 64 MB")
+    records = run("topic", "segments", topic, "--records", home=home)
+    assert told[1]["problem"] in records.out
+    assert "batches that could not be read: 1" in records.err
+    assert run("topic", "segments", topic, "--batches", home=home).out.splitlines()[2].split()[7] == "?"
+
+
 def test_java_clients_snappy_frames_are_read() -> None:
     block = pa.Codec("snappy").compress(b"hello " * 50, asbytes=True)
     framed = b"\x82SNAPPY\x00" + bytes(8) + len(block).to_bytes(4, "big") + block
-    assert _unsnappy(framed) == b"hello " * 50 == _unsnappy(block)
+    assert unpack("snappy", framed) == b"hello " * 50 == unpack("snappy", block)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from headrace.cluster import Cluster
-from headrace.errors import Failed
+from headrace.errors import Failed, UsageError
+from headrace.runtime.waiting import eventually
 from headrace.transport.consume import ConsumeOptions, consume
 from headrace.transport.produce import produce
 from headrace.transport.transactions import TransactionPlan, produce_in_transactions, transaction
 from tests.conftest import Headrace
+from tests.records import wait_settled
 
 MakeTopic = Callable[..., str]
 
@@ -28,6 +31,7 @@ def test_the_coin_decides_and_the_readers_agree(headrace_cluster: Cluster, headr
     outcomes = [t.outcome for t in report.transactions]
     assert len(outcomes) == 20
     assert {"committed", "aborted"} == set(outcomes)
+    wait_settled(headrace_cluster.bootstrap, topic)
     expected = [v for n, outcome in enumerate(outcomes) for v in sent[4 * n : 4 * n + 4] if outcome == "committed"]
     assert values(headrace_cluster, topic, committed=True) == expected
     assert values(headrace_cluster, topic, committed=False) == sent
@@ -48,6 +52,7 @@ def test_a_transaction_over_two_topics_is_one(
     committed = [t for t in report["transactions"] if t["outcome"] == "committed"]
     assert 0 < len(committed) < 10
     assert {place[0] for t in committed for place in t["offsets"]} == {a, b}
+    wait_settled(headrace_cluster.bootstrap, a, b)
     for topic in (a, b):
         assert len(values(headrace_cluster, topic, committed=True)) == 2 * len(committed)
         assert len(values(headrace_cluster, topic, committed=False)) == 20
@@ -60,6 +65,24 @@ def test_a_block_commits_or_aborts(headrace_cluster: Cluster, headrace_topic: Ma
     with pytest.raises(RuntimeError, match="changed my mind"):
         _send_and_raise(headrace_cluster, topic)
     assert values(headrace_cluster, topic, committed=True) == ['{"n":1}']
+
+
+def test_a_topic_that_does_not_exist_is_named_or_created(headrace_cluster: Cluster, headrace_topic: MakeTopic) -> None:
+    there = headrace_topic()
+    with transaction(headrace_cluster, f"{there}-1") as tx:
+        with pytest.raises(UsageError, match=f"no topic '{there}-gone'") as refused:
+            tx.send(f"{there}-gone", "never sent")
+        tx.send(there, "seen")
+    assert refused.value.hint == f"did you mean {there}?"
+    with transaction(headrace_cluster, f"{there}-1", create=True) as tx:
+        tx.send(f"{there}-new", "seen")
+    # Kafka acknowledges a commit before its markers are in the partitions: readers see it a moment later.
+    for topic in (there, f"{there}-new"):
+        eventually(partial(_shows, headrace_cluster, topic, ["seen"]), 60)
+
+
+def _shows(cluster: Cluster, topic: str, expected: list[str]) -> bool:
+    return values(cluster, topic, committed=True) == expected
 
 
 def _send_and_raise(cluster: Cluster, topic: str) -> None:

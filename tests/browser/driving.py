@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 from playwright.sync_api import (
     Browser,
     BrowserContext,
@@ -36,6 +37,7 @@ from playwright.sync_api import (
 from headrace.runtime.waiting import eventually
 
 _SCRIPT = Path(sys.executable).with_name("headrace")
+_SCHEMES: tuple[Literal["dark", "light"], ...] = ("dark", "light")
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 # A page is there within a second; a machine that runs ten other things at once may need longer.
@@ -180,12 +182,27 @@ class Window:
     def open(self, path: str) -> Page:
         """The page below that path, with its content."""
         self.page.goto(self.console.url + path)
-        self.page.locator("main.page").wait_for()
+        self.page.locator("main .page").wait_for()
         return self.page
+
+    def accessible(self) -> None:
+        """axe-core finds nothing wrong with what is shown now; in the dark, nothing with its colours."""
+        # What is behind a dialog is dimmed. The framework's line at the top shows for moments and has no name.
+        dialog = self.page.locator(".q-dialog").count()
+        place = {"include": [[".q-dialog"]]} if dialog else {"exclude": [["#q-loading-bar"]]}
+        for scheme in _SCHEMES:
+            self.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            expect(self.page.locator("body")).to_have_class(re.compile(f"body--{scheme}"))
+            for moving in (".q-spinner", "[class*=-enter-active]", "[class*=-leave-active]"):
+                expect(self.page.locator(moving)).to_have_count(0)
+            rules = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
+            found = Axe().run(self.page, place, {**rules, "resultTypes": ["violations"]}).response["violations"]
+            wrong = [f"{v['id']}: {node['html'][:200]}" for v in found for node in v["nodes"]]
+            assert not wrong, f"{self.page.url}, {scheme}:\n" + "\n".join(wrong)
 
     def tile(self, label: str) -> Locator:
         """The value of the tile with that label."""
-        return tile(self.page.locator("main.page"), label)
+        return tile(self.page.locator("main .page"), label)
 
     def card(self, title: str) -> Locator:
         """The card with that title."""
@@ -210,7 +227,7 @@ def logged_in(browser: Browser, console: ConsoleUnderTest, **settings: Any) -> I
         context.set_default_timeout(_PATIENCE_MS)
         page = context.new_page()
         page.goto(f"{console.url}/login?token={console.token}")
-        page.locator("main.page").wait_for()
+        page.locator("main .page").wait_for()
         page.close()
         yield context
     finally:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from headrace.cluster import Cluster
 from headrace.runtime.waiting import eventually
@@ -31,7 +34,7 @@ def test_a_script_creates_fills_reads_and_deletes_a_topic(console: ConsoleUnderT
     assert altered.status == 200
     found = console.get(f"/api/topics/{name}")["described"]
     assert found["configs"]["retention.ms"]["source"] == "default"
-    assert console.ask("POST", f"/api/topics/{name}/clean").json()["records"] == 1
+    assert console.ask("POST", f"/api/topics/{name}/clean").json()["offsets"] == 1
     assert console.ask("DELETE", f"/api/topics/{name}").status == 200
     with Admin(headrace_cluster) as admin:
         assert name not in {topic.name for topic in admin.topics()}
@@ -82,6 +85,38 @@ def test_an_export_is_every_record(
     assert sorted(json.loads(json.loads(line)["value"])["n"] for line in lines) == list(range(1000, 1500))
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/api", None, 404),
+        ("GET", "/api/nothing/here", None, 404),
+        ("GET", "/api/topics/%00", None, 404),
+        ("GET", "/api/topics/%00/records", None, 404),
+        ("GET", "/api/topics/a%20b/segments", None, 404),
+        ("GET", "/api/topics/%ED%A0%80", None, 404),
+        ("DELETE", "/api/topics/%00", None, 404),
+        ("DELETE", "/api/groups/%00", None, 404),
+        ("POST", "/api/nodes/%00/kill", None, 404),
+        ("GET", "/api/schemas/x/versions/1", None, 404),
+        ("GET", "/api/connectors", None, 404),
+        ("POST", "/api/pipelines/nope/start", None, 404),
+        ("PUT", "/api/topics/x", None, 405),
+        ("OPTIONS", "/api/topics", None, 405),
+        ("GET", "/api/topics/x/records/0/99999999999999999999", None, 422),
+        ("GET", "/api/history?metric=x&minutes=-1", None, 422),
+        ("POST", "/api/topics", {"name": "x", "unknown": 1}, 422),
+        ("POST", "/api/topics/x/records", {"value": "v", "headers": {"\ud800": "x"}}, 422),
+        ("DELETE", "/api/topics/__consumer_offsets", None, 403),
+        ("POST", "/api/topics", {"name": "a b"}, 400),
+    ],
+)  # fmt: skip
+def test_every_error_has_one_shape(console: ConsoleUnderTest, method: str, path: str, body: Any, status: int) -> None:
+    answer = console.ask(method, path, body)
+    assert answer.status == status
+    assert answer.json()["problem"]
+    assert answer.json().keys() <= {"problem", "why", "hint"}
+
+
 def test_errors_are_those_of_the_command_line(console: ConsoleUnderTest) -> None:
     missing = console.ask("GET", "/api/topics/nope/records")
     assert missing.status == 404
@@ -124,9 +159,10 @@ def test_a_console_whose_port_is_taken_says_so_and_leaves_the_other_alone(
     headrace_cluster: Cluster, console: ConsoleUnderTest, run: Headrace
 ) -> None:
     words = ("console", "--foreground", "--no-open", "--port", console.port)
-    token = (headrace_cluster.home.root / "console" / "token").read_text()
+    token_file = headrace_cluster.home.root / "console" / "foreground" / "token"
+    assert token_file.read_text().strip() == console.token
     second = run(*words, home=headrace_cluster.home.root)
     assert second.code == 2
     assert "/login" not in second.out
     assert f"the console cannot listen on 127.0.0.1:{console.port}" in second.err
-    assert (headrace_cluster.home.root / "console" / "token").read_text() == token
+    assert token_file.read_text().strip() == console.token

@@ -229,15 +229,41 @@ def test_read_only_shows_everything_and_changes_nothing(
             ("DELETE", f"/api/topics/{topic}", None),
             ("POST", f"/api/topics/{topic}/records", {"value": "b"}),
             ("POST", "/api/nodes/broker-1/kill", None),
+            ("POST", "/api/brokers/elect", None),
+            ("PATCH", "/api/connectors/lines/config", {"tasks.max": "2"}),
         ):
             answer = console.ask(method, path, body)
-            assert answer.status == 400, (path, answer.status)
+            assert answer.status == 403, (path, answer.status)
         assert "read-only" in console.ask("POST", "/api/topics", {"name": "never"}).json()["problem"]
         with logged_in(browser, console) as context, open_window(context, console) as window:
             page = window.open(f"/topics/{topic}")
             expect(page.get_by_role("button", name="Produce")).to_be_disabled()
             expect(page.get_by_text("read-only")).to_be_visible()
         _log_in_with_a_password(browser, console)
+
+
+def test_a_session_of_a_read_only_console_is_worthless_at_the_other_of_its_home(
+    console: ConsoleUnderTest, headrace_cluster: Cluster
+) -> None:
+    home, name = headrace_cluster.home.root, f"evil-{uuid.uuid4().hex[:8]}"
+    with running_console("--home", str(home), "--read-only") as limited:
+        value = session(limited).partition("=")[2]
+        csrf = limited.ask("GET", "/api/session", token=False, headers={"Cookie": session(limited)}).json()["csrf"]
+        cookie = {"Cookie": f"headrace_{console.port}={value}"}
+        assert console.ask("GET", "/api/topics", token=False, headers=cookie).status == 401
+        allowed = {**cookie, "Origin": console.url, "X-CSRF-Token": csrf}
+        assert console.ask("POST", "/api/topics", {"name": name}, token=False, headers=allowed).status == 401
+        assert (
+            console.ask(
+                "POST", "/api/topics", {"name": name}, headers={"Authorization": f"Bearer {limited.token}"}
+            ).status
+            == 401
+        )
+        folder = home / "console" / "foreground"
+        assert (folder / "token").read_text().strip() == console.token
+        assert (folder / f"port-{limited.port}" / "token").read_text().strip() == limited.token
+    with Admin(headrace_cluster) as admin:
+        assert name not in {topic.name for topic in admin.topics()}
 
 
 def _log_in_with_a_password(browser: Browser, console: ConsoleUnderTest) -> None:
@@ -250,7 +276,7 @@ def _log_in_with_a_password(browser: Browser, console: ConsoleUnderTest) -> None
         expect(page.get_by_text("That was not it")).to_be_visible()
         page.get_by_label("Password").fill("open sesame")
         page.get_by_role("button", name="Enter").click()
-        page.locator("main.page").wait_for()
+        page.locator("main .page").wait_for()
     finally:
         context.close()
 

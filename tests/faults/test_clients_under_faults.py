@@ -7,6 +7,7 @@ a leader that hangs is as silent as a topic without writers, which is no reason 
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -27,9 +28,10 @@ from headrace.transport.admin import Admin
 from headrace.transport.client import connect, make
 from headrace.transport.consume import ConsumeOptions, Reading, consume, reading
 from headrace.transport.offsets import Start, Until, look_up
-from headrace.transport.produce import produce
+from headrace.transport.pace import Pace
+from headrace.transport.produce import ProduceOptions, produce
 from tests.conftest import Headrace
-from tests.records import leaders
+from tests.records import leaders, read
 
 MakeTopic = Callable[..., str]
 
@@ -83,6 +85,63 @@ def _collect(run: Reading, seen: set[int]) -> None:
         seen.update(int(message.value()) for message in batch.messages)
 
 
+def test_a_hanging_leader_is_replaced_while_it_hangs(headrace_faults: Cluster, headrace_topic: MakeTopic) -> None:
+    """Its connections stay open and no request fails: the producer has to find out by itself that another leads."""
+    topic = headrace_topic(replication=3)
+    leader = leaders(headrace_faults.bootstrap, topic)[0]
+    paused = threading.Event()
+
+    def source() -> Iterator[str]:
+        yield "before"
+        paused.wait(60)
+        yield from map(str, range(100))
+
+    options = ProduceOptions(pace=Pace(flush_every=1), settings={"message.timeout.ms": 45_000})
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(produce, headrace_faults, topic, source(), options=options)
+        eventually(lambda: look_up(connect(headrace_faults), [(topic, 0)], Start("end"))[topic, 0] == 1, 60)
+        headrace_faults.pause(leader)
+        paused.set()
+        try:
+            report = sent.result(200)
+        finally:
+            headrace_faults.resume(leader)
+    assert (report.acknowledged, report.failed) == (101, 0)
+
+
+def test_what_times_out_while_all_are_away_is_doubled_by_nothing_and_marked(
+    headrace_faults: Cluster, headrace_topic: MakeTopic
+) -> None:
+    topic = headrace_topic(partitions=3, replication=3)
+    failed: dict[bytes | None, bool] = {}
+    over = threading.Event()
+    options = ProduceOptions(
+        pace=Pace(rate=500),
+        settings={"message.timeout.ms": 3000},
+        on_failed=lambda _, record: failed.__setitem__(record.value, record.maybe_written),
+    )
+    numbers = (str(number) for number in itertools.takewhile(lambda _: not over.is_set(), itertools.count()))
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(produce, headrace_faults, topic, numbers, options=options)
+        place = (topic, 0)
+        eventually(lambda: look_up(connect(headrace_faults), [place], Start("end"))[place] > 100, 60)
+        for node in headrace_faults.nodes:
+            headrace_faults.pause(node)
+        try:
+            eventually(lambda: len(failed) > 1000, 60)
+        finally:
+            for node in headrace_faults.nodes:
+                headrace_faults.resume(node)
+        over.set()
+        report = sent.result(200)
+    written = Counter(record.value for record in read(headrace_faults.bootstrap, topic))
+    assert report.failed == len(failed)
+    assert report.maybe_written == sum(failed.values())
+    assert set(written.values()) == {1}
+    assert len(written) - report.acknowledged == sum(value in written for value in failed)
+    assert not [value for value, maybe in failed.items() if value in written and not maybe]
+
+
 def test_offsets_are_told_while_leaders_change(headrace_faults: Cluster, headrace_topic: MakeTopic) -> None:
     cluster = headrace_faults
     topic = headrace_topic(partitions=30, replication=3)
@@ -91,7 +150,7 @@ def test_offsets_are_told_while_leaders_change(headrace_faults: Cluster, headrac
 
     def ask() -> int:
         asked = 0
-        while not stop.is_set():
+        while not stop.wait(0.1):  # each time with a new client: more would only load the machine
             assert len(look_up(connection, [(topic, number) for number in range(30)], Start("end"))) == 30
             asked += 1
         return asked
@@ -124,7 +183,7 @@ def test_a_second_ctrl_c_gives_up_what_is_under_way_and_says_so(
     (run.folder / "in.txt").write_text("".join(f"{n}\n" for n in range(100_000)))
     words = ("--rate", 500, "--producers", producers, "--json", "--bootstrap", cluster.bootstrap)
     sending = run.start("produce", topic, "in.txt", *words)
-    eventually(lambda: (Admin(cluster).topic_records([Admin(cluster).topic(topic)])[topic] or 0) > 100, 60)
+    eventually(lambda: (Admin(cluster).topic_offsets([Admin(cluster).topic(topic)])[topic] or 0) > 100, 60)
     for node in cluster.nodes:
         cluster.pause(node)
     silent = time.monotonic()

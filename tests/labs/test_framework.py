@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +19,16 @@ import pytest
 from headrace.cluster import Cluster
 from headrace.errors import UsageError
 from headrace.home import Home
-from headrace.labs import NAMES, Needs, Parameter, every_lab, find_lab
+from headrace.labs import NAMES, Needs, every_lab, find_lab
 from headrace.labs import lab as lab_module
 from headrace.labs.expect import anything_but, at_least, at_most, between, contains, holds, one_of, shown
-from headrace.labs.lab import DOCUMENTS, Lab, require_known
-from headrace.labs.report import to_html, to_markdown, write_reports
+from headrace.labs.lab import DOCUMENTS, Lab, require_valid
+from headrace.labs.load import Load
+from headrace.labs.report import to_html, to_markdown, totals, write_reports
 from headrace.labs.result import Entry, LabResult, Trouble, kept, result_folder, save
 from headrace.labs.runner import ordered
-from headrace.labs.workbench import Stopped, Workbench
+from headrace.labs.workbench import Stopped, TooBusy, Workbench
+from headrace.runtime.waiting import eventually
 from tests.conftest import Headrace
 from tests.labs.commands import require_real
 
@@ -74,13 +81,30 @@ def test_parameters_come_from_profile_and_command_line() -> None:
     lab = find_lab("concurrent")
     assert lab.values("full", {}).pause_ms == 250
     assert lab.values("fast", {}).pause_ms == 25
-    assert lab.values("fast", {"pause_ms": "7.5", "records": "3"}).pause_ms == 7.5
-    with pytest.raises(UsageError, match="a float"):
-        lab.values("full", {"pause_ms": "soon"})
+    assert lab.values("fast", {"pause_ms": "7.5", "records": "30"}).pause_ms == 7.5
     with pytest.raises(UsageError, match="colour"):
-        require_known([lab], {"colour": "red"})
-    flag = Parameter("flag", False, "")
-    assert (flag.parse("yes"), flag.parse("0")) == (True, False)
+        require_valid([lab], {"colour": "red"})
+
+
+@pytest.mark.parametrize("value", ["2", "-1", "0", "9999999", "3.5", "nan", "inf", "", "many"])
+def test_a_broken_parameter_is_refused_with_its_range(value: str) -> None:
+    with pytest.raises(UsageError, match=r"invalid value for the parameter keys") as refused:
+        require_valid([find_lab("keys")], {"keys": value})
+    assert "a whole number from 3 to 8" in (refused.value.why or "")
+    with pytest.raises(UsageError, match=r"pause_ms"):
+        find_lab("concurrent").values("full", {"pause_ms": value if value in ("nan", "inf", "") else "-1"})
+
+
+def test_a_broken_parameter_ends_the_command_before_anything_is_started(run: Headrace, home: Path) -> None:
+    done = run("lab", "run", "keys", "--param", "keys=2", home=home)
+    assert (done.code, "keys (the highest key) is a whole number from 3 to 8" in done.err) == (2, True)
+    assert not (home / "labs" / "cluster-3").exists()
+
+
+def test_the_defaults_of_every_parameter_are_in_its_range() -> None:
+    for parameter in (p for lab in every_lab() for p in lab.parameters):
+        for value in {parameter.default, parameter.fast} - {None}:
+            assert parameter.parse(str(value)) == value
 
 
 def test_labs_that_kill_nodes_run_alone_and_services_come_late() -> None:
@@ -116,6 +140,44 @@ def test_a_lab_is_green_only_if_something_was_checked_and_everything_holds(bench
     assert (red.verdict, red.reason) == ("red", "sum: expected 5, seen 4")
 
 
+@pytest.fixture
+def busy_machine() -> Iterator[None]:
+    """Programs that are not ours use every CPU: their parent is gone, so they are nobody's children here."""
+    loop = "timeout 60 sh -c 'while :; do :; done' > /dev/null 2>&1 & echo $!;"
+    started = subprocess.run(["sh", "-c", loop * 3 * (os.cpu_count() or 1)], capture_output=True, text=True, check=True)
+    yield
+    for pid in started.stdout.split():
+        os.kill(int(pid), signal.SIGTERM)
+
+
+def test_a_busy_machine_makes_a_measurement_inconclusive_and_nothing_else(bench: Workbench, busy_machine: None) -> None:
+    bench.step("A measurement")
+    bench.check("sum", 4, 2 + 2)
+    eventually(lambda: bench.excuse, 60)
+    assert not bench.check("time", at_most(1, "s"), 2, timing=True)
+    unclear = result_of(bench)
+    assert unclear.verdict == "inconclusive"
+    assert unclear.reason.startswith("this machine is too busy for this measurement: other programs use ")
+    assert "1 inconclusive" in totals([unclear])
+    with pytest.raises(TooBusy, match="did not happen within"):
+        bench.until(lambda: False, 0.1, "it")
+    assert not bench.check("sum", 5, 2 + 2)
+    assert result_of(bench).verdict == "red"
+
+
+def test_on_a_quiet_machine_a_slow_measurement_is_red(bench: Workbench) -> None:
+    # No step has begun, so nothing is known of the machine that could excuse it.
+    bench.check("time", at_most(1, "s"), 2, timing=True)
+    assert result_of(bench).verdict == "red"
+    # What the lab itself uses is no excuse.
+    load = Load()
+    began = time.process_time()
+    while time.process_time() - began < 0.5:
+        pass
+    others, idle = load.shares
+    assert others + idle < 1
+
+
 def test_an_interrupted_lab_stops_at_the_next_step(tmp_path: Path) -> None:
     stopping = threading.Event()
     bench = Workbench("x", Cluster(tmp_path), SimpleNamespace(), tmp_path, stopping=stopping)
@@ -148,8 +210,7 @@ def test_reports_hold_everything_that_was_said(bench: Workbench, tmp_path: Path)
     folder = result_folder(home, "keys")
     bench._folder = folder
     bench.step("Step <1>", "why & how")
-    bench.shows("headrace topic list | wc")
-    bench.output("\n".join(f"line {n}" for n in range(40)), most=3)
+    bench.types("seq -f 'line %.0f' 0 39", most=3)
     bench.check("good one", 1, 1)
     bench.check("bad one", 1, 2, look="headrace logs 2")
     bench.measure("speed", 123456, "records/s", "of one run")

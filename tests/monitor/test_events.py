@@ -78,7 +78,7 @@ def test_leaders_and_isr_of_one_topic_are_told_by_partition() -> None:
 
 def test_a_partition_without_a_leader_is_an_error() -> None:
     before, after = snapshot(topics=[topic("t", (1, (1,)))]), snapshot(topics=[topic("t", (-1, (1,)))])
-    assert told(before, after) == [("leader", "error", "t: leader of 0: 1 → nobody")]
+    assert told(before, after) == [("leader", "error", "t: leader of 0: 1 → no broker")]
 
 
 def test_many_topics_at_once_are_one_event_and_the_rest_is_minor() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,30 @@ def test_the_file_stays_below_its_limit(make: Callable[..., History]) -> None:
         history.record(NOW + second, {("topic", f"t{n}", "in"): float(second * n) for n in range(60)})
     assert history.size_bytes < 500_000
     assert history.series("topic", "t7", "in", since=NOW)[-1][1] == 1198 * 7, "the newest is there"
+
+
+def test_readers_and_the_writer_do_not_wait_for_each_other(make: Callable[..., History]) -> None:
+    history = make()
+    history.record(NOW, {KEY: 1.0})
+    history.add_events([Event(at=NOW, kind="topic", level="info", text="made")])
+    with history._lock, history._transaction(), ThreadPoolExecutor(1) as thread:
+        found = thread.submit(
+            lambda: (history.series(*KEY, since=0), history.events(), history.ownership("g", since=0))
+        )
+        series, events, owned = found.result(30)
+    assert [value for _, value in series] == [1.0]
+    assert [event.text for event in events] == ["made"]
+    assert owned == []
+
+
+def test_no_event_loop_reads_the_past(make: Callable[..., History]) -> None:
+    history = make()
+
+    async def page() -> None:
+        history.events()
+
+    with pytest.raises(RuntimeError, match="in a thread"):
+        asyncio.run(page())
 
 
 def test_a_damaged_file_is_put_aside(make: Callable[..., History], tmp_path: Path) -> None:

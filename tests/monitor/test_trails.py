@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.monitor.trails import Rates, Trail
+from headrace.monitor.rates import Rates, Trail
 
 
 def test_a_rate_is_the_growth_over_the_window() -> None:

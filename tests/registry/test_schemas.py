@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +37,7 @@ def test_what_was_registered_is_there_for_us_and_for_the_client_of_confluent(
     assert registry.versions(subject) == [1]
     assert registry.version(subject).id == number
     assert (subject, 1) in registry.versions_of(number)
-    assert json.loads(theirs.get_schema(number).schema_str) == RIDE
+    assert json.loads(theirs.get_schema(number).schema_str or "") == RIDE
     next_number = theirs.register_schema(subject, TheirSchema(json.dumps(RIDE_WITH_TIP), "AVRO"))
     assert registry.version(subject, 2).id == next_number
     found = registry.schema(next_number)
@@ -239,3 +242,13 @@ def test_what_is_not_there_is_said_with_what_is(shell: Shell, write: Write, regi
     assert away.code == 4
     assert "headrace start registry" in away.err
     assert shell("schema", "register", subject, "nosuch.avsc").code == 2
+
+
+def test_the_example_of_the_page_runs(cluster: Cluster, write: Callable[[str, Any], Path]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "schemas.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    folder = write("ride.avsc", RIDE).parent
+    code = code.replace("Cluster()", f"Cluster({str(cluster.home.root)!r})")
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "'total_amount': 12.25" in done.stdout

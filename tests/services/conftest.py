@@ -17,6 +17,8 @@ from headrace.runtime.java import find_java
 def serviced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("serviced")
     plugins = folder / "plugins of mine"
+    # Relative to the file: the folder that the folders of all tests are in.
+    (folder / "headrace.toml").write_text('[cluster]\nconnect_files = [".."]\nready_timeout_s = 300\n')
     cluster = Cluster(folder / "home", brokers=1, services=("registry", "connect"), plugins=plugins)
     put_connector(plugins / "streams")
     try:

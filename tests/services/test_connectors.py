@@ -33,7 +33,7 @@ def file_to_file(serviced: Cluster, topic: str, tmp_path: Path) -> Callable[[], 
     def make() -> tuple[Connectors, Path, Path]:
         source, sink = tmp_path / "in.txt", tmp_path / "out.txt"
         source.write_text("foo\nbar\n")
-        worker = Connectors(serviced.connect)
+        worker = serviced.connectors
         worker.create(f"{topic}-in", {"connector.class": "FileStreamSource", "file": str(source), "topic": topic})
         worker.create(f"{topic}-out", {"connector.class": "FileStreamSink", "file": str(sink), "topics": topic})
         return worker, source, sink
@@ -74,6 +74,32 @@ def test_after_the_worker_was_killed_nothing_is_lost_or_doubled(
     eventually(lambda: lines_of(sink) == wanted, 90)
 
 
+def test_files_of_a_standalone_worker_make_connectors_and_the_source_its_topic(
+    serviced: Cluster, tmp_path: Path, run: Headrace
+) -> None:
+    topic, home = f"made-{uuid.uuid4().hex[:8]}", serviced.home.root
+    for kind, key in (("Source", "topic"), ("Sink", "topics")):
+        (run.folder / f"{kind}.properties").write_text(
+            f"# as connect-standalone reads it\nname={topic}-{kind}\nconnector.class : FileStream{kind}\ntasks.max=1\n"
+            f"file={tmp_path}/{kind}.txt\n{key} = \\\n    {topic}\n"
+        )
+    (tmp_path / "Source.txt").write_text("foo\nbar\n")
+    waits = run("connector", "create", "Sink.properties", home=home)
+    assert (waits.code, f"{topic}-Sink is waiting: topic {topic} not found" in waits.err) == (0, True)
+    found = run("status", "--json", home=home).json()["connectors"]
+    assert {c["name"]: c["waiting"] for c in found}[f"{topic}-Sink"] == f"topic {topic} not found"
+    assert f"waiting: topic {topic} not found" in run("status", home=home).out
+    made = run("connector", "create", f"{topic}-named", "Source.properties", home=home)
+    assert (made.code, f"{topic}-named" in made.out) == (0, True)
+    eventually(lambda: lines_of(tmp_path / "Sink.txt") == ["foo", "bar"], 60)
+    assert serviced.connectors.status(f"{topic}-Sink").waiting is None
+    (run.folder / "worker.properties").write_text("bootstrap.servers=localhost:9092\n")
+    wrong = run("connector", "create", "worker.properties", "Source.properties", home=home)
+    assert (wrong.code, "settings of a worker" in wrong.err) == (2, True)
+    for name in (f"{topic}-Sink", f"{topic}-named"):
+        serviced.connectors.delete(name)
+
+
 def test_pause_resume_restart_delete(
     serviced: Cluster, topic: str, file_to_file: Callable[[], tuple[Connectors, Path, Path]], run: Headrace
 ) -> None:
@@ -101,14 +127,14 @@ def test_plugins_are_listed(serviced: Cluster, run: Headrace) -> None:
 def test_a_connector_of_the_users_own_moves_lines(serviced: Cluster, topic: str, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("mine\nown\n")
     mine = {"connector.class": "MineStreamSource", "file": str(tmp_path / "in.txt"), "topic": topic}
-    Connectors(serviced.connect).create(f"{topic}-mine", mine)
+    serviced.connectors.create(f"{topic}-mine", mine)
     values = [json.loads(record.value or b"") for record in consume(serviced, topic, until="count:2")]
     assert [value["payload"] for value in values] == ["mine", "own"]
 
 
 def test_another_plugin_folder_restarts_the_worker(whole: Cluster, tmp_path: Path) -> None:
     Cluster(whole.home.root, plugins=tmp_path).up()
-    assert not any("MineStream" in plugin.name for plugin in Connectors(whole.connect).plugins())
+    assert not any("MineStream" in plugin.name for plugin in whole.connectors.plugins())
 
 
 def test_wrong_settings_are_explained_before_anything_is_created(serviced: Cluster, run: Headrace) -> None:
@@ -120,8 +146,8 @@ def test_wrong_settings_are_explained_before_anything_is_created(serviced: Clust
     assert lacking.code == 1
     assert "Must configure one of topics or topics.regex" in lacking.out
     assert "bad" not in run("connector", "list", home=home).out
-    with pytest.raises(ConfigError, match="settings are wrong"):
-        Connectors(serviced.connect).create("bad", {})
+    with pytest.raises(ConfigError, match="1 setting is wrong"):
+        serviced.connectors.create("bad", {})
 
 
 def test_a_file_that_is_not_there_and_one_that_is_no_json(serviced: Cluster, run: Headrace) -> None:
@@ -141,7 +167,7 @@ def test_a_sink_that_cannot_write_fails_with_its_error_in_full(
     }}  # fmt: skip
     (run.folder / "sink.json").write_text(json.dumps(config))
     run("connector", "create", f"{topic}-bad", "sink.json", home=serviced.home.root)
-    worker = Connectors(serviced.connect)
+    worker = serviced.connectors
     eventually(lambda: [t.state for t in worker.status(f"{topic}-bad").tasks] == ["FAILED"], 60)
     shown = run("connector", "status", f"{topic}-bad", home=serviced.home.root)
     assert shown.code == 1

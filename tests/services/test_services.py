@@ -3,30 +3,55 @@
 from __future__ import annotations
 
 import json
+import stat
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from headrace.cluster import Cluster
-from headrace.transport.connectors import Connectors
+from headrace.cluster import Cluster, ports
+from headrace.cluster import spec as plans
+from headrace.cluster.services import Registry, ServiceStarter
+from headrace.cluster.spec import ServiceSpec
+from headrace.config import load
+from headrace.home import Home
+from headrace.progress import SILENT
+from headrace.runtime.jars import JarCache, default_cache
+from headrace.runtime.java import find_java
+from headrace.runtime.waiting import eventually
 from tests.conftest import Headrace, processes_of
 
 
-def ask(url: str, body: Any = None, host: str | None = None) -> tuple[int, Any]:
-    request = urllib.request.Request(url, json.dumps(body).encode() if body is not None else None)  # noqa: S310
+def ask(url: str, body: Any = None, *, method: str | None = None, **headers: str) -> tuple[int, Any]:
+    """Status and answer; headers by their names, `content_type` for Content-Type."""
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, method=method)  # noqa: S310
     request.add_header("Content-Type", "application/vnd.schemaregistry.v1+json")
-    if host:
-        request.add_header("Host", host)
+    for name, value in headers.items():
+        request.add_header(name.replace("_", "-").title(), value)
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310
-            return answer.status, json.loads(answer.read())
+            return answer.status, _document(answer.read())
     except urllib.error.HTTPError as error:
         with error:
-            return error.code, json.loads(error.read())
+            return error.code, _document(error.read())
+
+
+def _document(answer: bytes) -> Any:
+    try:
+        return json.loads(answer)
+    except ValueError:
+        return answer
+
+
+def listening_ports(cluster: Cluster, name: str) -> set[int]:
+    pids = {node.pid for node in cluster.node_states() if node.name == name}
+    listening = [c for c in psutil.net_connections("tcp") if c.pid in pids and c.status == psutil.CONN_LISTEN]
+    return {connection.laddr.port for connection in listening if connection.laddr}
 
 
 def avro(name: str, *fields: tuple[str, str]) -> dict[str, str]:
@@ -66,8 +91,69 @@ def test_the_registry_speaks_confluents_api_at_a_short_address(serviced: Cluster
     assert "STRING not compatible with writer type: INT" in words["message"]
 
 
-def test_a_foreign_host_name_is_not_served(serviced: Cluster) -> None:
-    assert ask(f"{serviced.registry}/subjects", host="evil.example")[0] == 421
+def test_foreign_hosts_and_foreign_pages_are_not_served(serviced: Cluster) -> None:
+    bearer = f"Bearer {serviced.connect_token}"
+    for url in (f"{serviced.registry}/subjects", f"{serviced.connect}/connectors"):
+        assert ask(url, authorization=bearer)[0] == 200
+        assert ask(url, authorization=bearer, host="evil.example")[0] == 421
+        assert ask(url, authorization=bearer, origin="http://evil.example")[0] == 403
+        assert ask(url, authorization=bearer, origin=url.rpartition("/")[0])[0] == 200
+
+
+def test_without_the_secrets_of_the_home_no_port_serves_more_than_the_registry(serviced: Cluster) -> None:
+    connect, registry = listening_ports(serviced, "connect"), listening_ports(serviced, "registry")
+    assert (len(connect), len(registry)) == (1, 2)  # the registry has a port for its management
+    steal = {"name": "steal", "config": {"connector.class": "FileStreamSource", "file": "/etc/passwd", "topic": "t"}}
+    addresses = [serviced.connect, *(f"http://127.0.0.1:{port}" for port in connect | registry)]
+    wrong = ("", "Bearer ", "Bearer x", "Basic eDp4", "Basic !", f"Bearer {serviced.connect_token}x")
+    for address in addresses:
+        for path in ("/", "/connectors", "/connector-plugins", "/admin/loggers", "/apis/ccompat/v7/subjects"):
+            assert min(ask(address + path, authorization=given)[0] for given in wrong) >= 400, address + path
+        assert ask(f"{address}/connectors", steal, content_type="application/json")[0] in {401, 414}
+        # Workers ask each other without a password, but sign what they ask.
+        assert ask(f"{address}/connectors/steal/tasks", [{}], content_type="application/json")[0] in {400, 401, 414}
+    for secret in ("connect/token", "connect/credentials", "connect/passwords.properties", "registry/credentials"):
+        file = serviced.home.root / secret
+        assert [stat.S_IMODE(at.stat().st_mode) for at in (file, file.parent, serviced.home.root)] == [
+            0o600, 0o700, 0o700,
+        ]  # fmt: skip
+
+
+def test_a_connector_uses_only_files_below_the_folders_that_were_named(
+    serviced: Cluster, tmp_path: Path, run: Headrace
+) -> None:
+    bearer, at = f"Bearer {serviced.connect_token}", f"{serviced.connect}/connectors"
+    (tmp_path / "way out").symlink_to("/etc")
+    config = {"connector.class": "FileStreamSource", "topic": "never"}
+    asked = [("POST", at, True), ("PUT", f"{at}/x/config", False), ("PATCH", f"{at}/x/config", False),
+             ("PUT", f"{at};a=b/x/config", False),
+             ("PUT", f"{serviced.connect}/connector-plugins/FileStreamSource/config/validate", False)]  # fmt: skip
+    outside = ("/etc/passwd", "\t/etc/passwd", f"{tmp_path}/way out/passwd", f"{tmp_path}/../../../../etc/passwd",
+               str(serviced.home.root / "connect" / "token"), "../../../etc/passwd", "a\0b", "\ud800")  # fmt: skip
+    for file in outside:
+        for method, url, wrapped in asked:
+            settings = {**config, "file": file}
+            body = json.dumps({"name": "x", "config": settings} if wrapped else settings)
+            for encoding in ("utf-8", "utf-16"):
+                found = ask(url, body.encode(encoding), method=method, authorization=bearer)
+                assert found[0] == 400, (method, url, file, found)
+                assert "file=" in found[1]["message"]
+    done = run("connector", "create", "x", "--set", "connector.class=FileStreamSink", "--set", "topics=never",
+               "--set", "file=/etc/motd", home=serviced.home.root)  # fmt: skip
+    assert (done.code, "connect_files in headrace.toml" in done.err) == (1, True)
+    assert "x" not in serviced.connectors.names()
+
+
+def test_settings_cannot_read_files_by_a_config_provider(serviced: Cluster) -> None:
+    provider = {
+        "config.providers": "p",
+        "config.providers.p.class": "org.apache.kafka.common.config.provider.FileConfigProvider",
+        "connector.class": "FileStreamSource",
+        "topic": "${p:/etc/passwd:root}",
+    }
+    found = serviced.connectors.create("provided", provider)
+    assert (found.state, "is not allowed" in (found.trace or "")) == ("FAILED", True)
+    serviced.connectors.delete("provided")
 
 
 def test_fifty_registrations_at_once_of_ten_schemas_give_ten_ids(serviced: Cluster) -> None:
@@ -97,6 +183,26 @@ def test_a_killed_registry_says_so_and_comes_back_with_every_id(whole: Cluster, 
     assert ask(f"{whole.registry}/schemas/ids/{answer['id']}")[0] == 200
 
 
+def test_a_registry_killed_while_it_makes_its_database_makes_a_new_one(tmp_path: Path) -> None:
+    home, cache = Home(tmp_path), default_cache()
+    spec = plans.plan(load(tmp_path / "headrace.toml").cluster).with_ports(tuple(range(1, 7)))  # none of them runs
+    port, inner = ports.choose_for_service(home, cache, 8081, 2)
+    registry = Registry(home, spec, ServiceSpec("registry", port, inner))
+    starter = ServiceStarter(find_java(None), JarCache(cache), cache, SILENT)
+    database = registry.folder / "data/registry.mv.db"
+    try:
+        starter.spawn([registry])
+        eventually(lambda: database.exists() and database.stat().st_size > 100_000, 120, every_s=0.01)
+        registry.process.kill()
+        starter.spawn([registry])
+        starter.wait([registry], 120)
+        assert ask(f"{registry.url}/subjects/s/versions", avro("R", ("a", "int")))[0] == 200
+        assert not registry.unfinished.exists()  # so what has answered once is never set aside
+    finally:
+        starter.end()
+        ports.release(home, cache)
+
+
 def test_a_stopped_registry_holds_no_port_and_up_brings_it_back(whole: Cluster) -> None:
     whole.stop("registry")
     with pytest.raises(urllib.error.URLError):
@@ -109,7 +215,7 @@ def test_pause_and_logs_work_as_for_brokers(whole: Cluster, run: Headrace) -> No
     whole.pause("connect")
     assert {n.name: n.state for n in whole.status().nodes}["connect"] == "paused"
     whole.resume("connect")
-    assert isinstance(Connectors(whole.connect).names(), list)
+    assert isinstance(whole.connectors.names(), list)
     for name in ("registry", "connect"):
         assert run("logs", name, "-n", 3, home=whole.home.root).out.strip()
 

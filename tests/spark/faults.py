@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.pipeline import kafka_sink
-from headrace.transport.marks import MarkedWriter
+from headrace.transport.exactly_once import MarkedWriter
 
 POINTS = ("opened", "begun", "sent", "flushed", "marked", "committed")
 _WRITE_TASK = kafka_sink._write_task

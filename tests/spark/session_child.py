@@ -39,11 +39,17 @@ def jvm() -> int | None:
 
 
 def twice(folder: Path) -> None:
-    """Two sessions, one after the other."""
+    """Two sessions, one after the other; the second one's JVM dies."""
     for rows in (10, 20):
         spark = start_spark(SessionSpec(folder, conf={"spark.headrace.secret": "not on the command line"}))
         spark.sparkContext._jvm.java.lang.System.err.println("a word for output.log")
         tell(rows=spark.range(rows).count(), jvm=jvm(), secret=spark.conf.get("spark.headrace.secret"))
+        if rows == 20:
+            try:
+                with session.java_alive():
+                    spark._sc._gateway.new_array(spark._jvm.long, 2**30)  # 8 GB
+            except HeadraceError as error:
+                tell(error=error.problem, why=error.why, hint=error.hint)
         stop_spark()
 
 

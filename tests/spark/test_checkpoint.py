@@ -17,11 +17,11 @@ from headrace.home import Home
 from headrace.pipeline.changes import remember
 from headrace.pipeline.checkpoint import Checkpoint
 from headrace.pipeline.declaration import Aggregate, Declaration, Sink
+from headrace.pipeline.failures import check_losses, held
 from headrace.pipeline.folder import PipelineFolder
 from headrace.pipeline.ledger import BatchEntry, Ledger
 from headrace.pipeline.rewind import Target, fork, plan_rewind, rewind, wipe
 from headrace.pipeline.status import PipelineStatus, Warned, status
-from headrace.pipeline.trouble import check_losses, held
 from headrace.runtime.waiting import eventually
 from headrace.transport.admin import Admin, NewTopic
 from headrace.transport.client import Connection, HasBootstrap

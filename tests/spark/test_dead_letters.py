@@ -10,9 +10,9 @@ import pytest
 
 from headrace.pipeline.dead_letters import REDRIVEN, Letter, Span, Wanted, as_letters, as_rows, letters
 from headrace.pipeline.declaration import DeadLetters
+from headrace.pipeline.dry_run import originals
 from headrace.pipeline.kafka_sink import KafkaTarget, prepare, write_exactly_once
 from headrace.pipeline.redrive import RedrivePlan, redrive
-from headrace.pipeline.trial import originals
 from headrace.transport.admin import Admin, NewTopic
 from headrace.transport.client import Connection, HasBootstrap
 from headrace.transport.consume import consume

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -58,11 +56,11 @@ def test_pipelines_share_a_driver_that_may_be_killed(
         assert "two runs in the background" in ask("start", "two")
         assert driver.process.find() == first
         eventually(lambda: have_read(10), 200)
-        os.kill(first.pid, signal.SIGKILL)
-        eventually(lambda: driver.process.find() is None, 20)
-        assert ask("list").count("cut off") == 2
+        assert "one was ended" in ask("stop", "one", "--now")
+        assert driver.process.find() != first
+        assert "cut off" in ask("list")
         send(headrace_cluster, topic, [f"{n}".encode() for n in range(10, 20)])
-        ask("start", "one")  # and the other one with it, because it was never asked to stop
+        ask("start", "one")  # the other one goes on by itself, because it was never asked to stop
         eventually(lambda: have_read(20), 200)
         said = ask("stop", "--all")
         assert "one has stopped" in said

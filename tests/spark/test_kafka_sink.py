@@ -19,7 +19,7 @@ from headrace.pipeline import kafka_sink
 from headrace.pipeline.kafka_sink import KafkaTarget, SinkResult, prepare, write_exactly_once
 from headrace.transport.client import Connection, HasBootstrap
 from headrace.transport.consume import consume
-from headrace.transport.marks import Mark, MarkedWriter
+from headrace.transport.exactly_once import Mark, MarkedWriter
 from headrace.transport.produce import produce
 from headrace.transport.writer import Records
 from tests.records import wait_settled

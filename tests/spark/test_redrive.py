@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.pipeline.dead_letters import Letter, Wanted, letters
+from headrace.pipeline.dry_run import Trial
 from headrace.pipeline.redrive import RedrivePlan, RedriveReport, redrive
 from headrace.pipeline.run import Run
-from headrace.pipeline.trial import Trial
 from tests.spark.pipelines import Workshop, send, totals
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ import pytest
 from headrace.errors import UsageError
 from headrace.pipeline import session
 from headrace.pipeline.session import SessionSpec, start_spark
+from headrace.runtime.jars import lock
 from headrace.runtime.process import Supervised
 from headrace.runtime.waiting import eventually
 from tests.conftest import processes_of
@@ -36,6 +37,30 @@ def test_delta_kafka_and_avro_are_there(spark: SparkSession, tmp_path: Path) -> 
     assert read.where("kind = id % 3").count() == 200
     assert spark.sql(f"describe history delta.`{table}`").count() == 2
     assert spark._jvm.org.apache.spark.sql.kafka010.KafkaSourceProvider().shortName() == "kafka"
+
+
+@pytest.mark.parametrize(
+    ("artifact", "name"),
+    [
+        ("snappy-java", "org.xerial.snappy.SnappyInputStream"),
+        ("lz4-java", "net.jpountz.lz4.LZ4FrameInputStream"),
+        ("jackson-core", "com.fasterxml.jackson.core.JsonFactory"),
+        ("jackson-databind", "com.fasterxml.jackson.databind.ObjectMapper"),
+        ("jackson-module-scala_2.13", "com.fasterxml.jackson.module.scala.DefaultScalaModule"),
+    ],
+)
+def test_patched_libraries_stand_in_for_sparks_own(spark: SparkSession, artifact: str, name: str) -> None:
+    [patched] = [each for each in lock()["spark"] if each.name == artifact]
+    loaded = spark._jvm.java.lang.Class.forName(name).getProtectionDomain().getCodeSource().getLocation()
+    assert Path(loaded.getPath()).name == patched.file_name
+
+
+def test_the_patched_codecs_read_and_write(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.range(1000).selectExpr("id", "to_json(struct(id)) as text")
+    for codec in ("snappy", "lz4_raw"):
+        rows.write.option("compression", codec).parquet(str(tmp_path / codec))
+        read = spark.read.parquet(str(tmp_path / codec)).selectExpr("sum(get_json_object(text, '$.id')) as total")
+        assert read.first()["total"] == 499_500
 
 
 def test_times_are_utc_and_tasks_few(spark: SparkSession) -> None:
@@ -74,14 +99,17 @@ def test_one_session_per_process(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_a_session_comes_and_goes_and_comes_again(tmp_path: Path) -> None:
     folder = tmp_path / "spark"
-    first, second = told("twice", folder)
+    first, second, death = told("twice", folder)
     assert (first["rows"], second["rows"]) == (10, 20)
     assert first["jvm"] != second["jvm"]
     assert first["secret"] == "not on the command line"
     assert not psutil.pid_exists(first["jvm"])
     assert not psutil.pid_exists(second["jvm"])
     assert Supervised(folder).state == "stopped"
-    assert (folder / "output.log").read_text(encoding="utf-8") == "a word for output.log\n"
+    assert (folder / "output.log").read_text(encoding="utf-8").splitlines()[0] == "a word for output.log"
+    assert death["error"] == "the Java process of Spark has died"
+    assert "java.lang.OutOfMemoryError: Java heap space" in death["why"]
+    assert "spark.driver.memory" in death["hint"]
     assert (folder / "spark.log").stat().st_mode & 0o077 == 0
     assert not (folder / "gateway").exists()
     assert not processes_of(tmp_path)

@@ -29,6 +29,7 @@ from headrace.pipeline.declaration import (
 )
 from headrace.pipeline.folder import PipelineFolder
 from headrace.pipeline.rewind import Target, fork, plan_rewind, rewind, wipe
+from tests.conftest import Headrace
 
 _TABLE = Sink("delta", "tables/rows")
 _COUNTS = Aggregate(("vendor",), {"n": "count(*)"}, Window("1 hour"))
@@ -311,6 +312,16 @@ def test_functions_by_name_and_no_secrets(folder: PipelineFolder) -> None:
     assert known.declaration["select"] == {"python": f"{__name__}:step"}
     assert known.declaration["kafka"]["fetch.min.bytes"] == "1"
     assert compare(known.declaration, document(made)) == []
+
+
+def test_a_fork_warns_of_a_batch_that_both_will_write(tmp_path: Path, run: Headrace) -> None:
+    (tmp_path / "headrace.toml").write_text('[pipelines.trips]\nfrom = "a"\ninto = { delta = "tables/trips" }\n')
+    home = Home(tmp_path / ".headrace")
+    write_checkpoint(PipelineFolder(home, "trips").root / "checkpoint", {"a": {"0": 10}}, {"a": {"0": 30}}, committed=1)
+    said = run("pipeline", "checkpoint", "fork", "trips", "more")
+    assert "warning: batch 1 was begun and not finished: both pipelines will write it\n" in said.err
+    told = run("pipeline", "checkpoint", "fork", "trips", "others", "--json").json()
+    assert told["warnings"] == ["batch 1 was begun and not finished: both pipelines will write it"]
 
 
 def test_a_fork_without_a_declaration_remembers_what_it_came_from(folder: PipelineFolder, tmp_path: Path) -> None:

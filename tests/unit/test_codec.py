@@ -191,6 +191,47 @@ def test_cells_of_a_csv_file_are_read_as_the_schema_says() -> None:
     assert found.problem == "field n: 'five' is not an int"
 
 
+@pytest.mark.parametrize(
+    ("cell", "whole", "fraction"),
+    [
+        (".73", None, 0.73), ("5.", 5, 5.0), ("1e3", 1000, 1000.0), ("12.0", 12, 12.0), ("-.5E1", -5, -5.0),
+        ("12.5", None, 12.5), ("one", None, None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["AVRO", "JSON", "PROTOBUF"])
+def test_numbers_of_csv_files(kind: Kind, cell: str, whole: int | None, fraction: float | None) -> None:
+    for (avro, json_type, proto), number in (
+        (("int", "integer", "int64"), whole), (("double", "number", "double"), fraction),
+    ):  # fmt: skip
+        schema = {
+            "AVRO": json.dumps({"type": "record", "name": "R", "fields": [
+                {"name": "n", "type": ["null", avro]}, {"name": "s", "type": "string"}]}),
+            "JSON": json.dumps({"type": "object", "properties": {"n": {"type": json_type}, "s": {"type": "string"}}}),
+            "PROTOBUF": f'syntax = "proto3"; message R {{ {proto} n = 1; string s = 2; }}',
+        }[kind]  # fmt: skip
+        ours = SchemaCodec(Shelf({1: Schema(schema, kind)}), written=(1, Schema(schema, kind)))
+        [data] = ours.encode_many([{"n": cell, "s": cell}], text=True)
+        if number is None:
+            assert isinstance(data, CodecError), (cell, data)
+            continue
+        assert isinstance(data, bytes), (cell, data)
+        [read] = ours.decode_many([data])
+        assert isinstance(read, Decoded)
+        assert (float(read.value["n"]), read.value["s"]) == (number, cell)
+
+
+def test_a_whole_number_may_be_written_with_a_fraction_of_zero() -> None:
+    document = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": "n", "type": "int"}, {"name": "x", "type": "double"}],
+    }
+    assert one(document, {"n": 12.0, "x": 2.0}) == one(document, {"n": 12, "x": 2.0})
+    found = codec(document).encode_many([{"n": 1, "x": 1.0}, {"n": 12.5, "x": 1.0}])[1]
+    assert isinstance(found, CodecError)
+    assert found.problem == "field n: 12.5 is not an int"
+
+
 def test_damaged_bytes_are_errors_in_their_place() -> None:
     good = one(RIDE, GOOD)
     unknown = b"\0\0\0\0\7" + good[5:]

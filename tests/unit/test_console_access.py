@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.console.access import Access
-from headrace.console.server import Serving
+from headrace.console.server import Serving, own_folder
 from headrace.errors import UsageError
 from headrace.transport.client import Connection
 
@@ -31,6 +31,24 @@ def test_a_session_survives_a_restart_and_no_forgery(tmp_path: Path) -> None:
     body, _, signature = session.rpartition(".")
     for forged in ("", ".", session[:-1], f"9{body}.{signature}", f"{body}.", "a.b.c", "٣.x." + signature):
         assert not again.is_session(forged), forged
+
+
+def test_a_session_is_good_for_its_own_console_alone(tmp_path: Path) -> None:
+    """Also in one folder and with one key: a console of another port or another mode takes none of it."""
+    limited = Access(tmp_path, 8080, read_only=True)
+    session = limited.new_session()
+    assert limited.is_session(session)
+    for other in (Access(tmp_path, 8080), Access(tmp_path, 8081, read_only=True), Access(tmp_path, 8081)):
+        assert not other.is_session(session)
+        assert not other.is_csrf(session, limited.csrf(session))
+
+
+def test_two_consoles_never_share_a_folder(tmp_path: Path) -> None:
+    with own_folder(tmp_path / "console", 8080) as first, own_folder(tmp_path / "console", 8081) as second:
+        assert first == tmp_path / "console"
+        assert second == first / "port-8081"
+    with own_folder(tmp_path / "console", 8081) as again:
+        assert again == first
 
 
 def test_a_session_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

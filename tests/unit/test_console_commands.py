@@ -23,6 +23,7 @@ EVERY: dict[str, Callable[[Commands], Equal]] = {
     "alter topic": lambda c: c.alter_topic("orders", 9, {"retention.ms": "1000", "segment.ms": None}),
     "clean topic": lambda c: c.clean_topic("orders", [0, 1]),
     "delete topic": lambda c: c.delete_topic("orders"),
+    "elect": lambda c: c.elect_preferred(),
     "describe topic": lambda c: c.describe_topic("orders"),
     "consume": lambda c: c.consume("orders", "beginning", 50),
     "consume a partition": lambda c: c.consume("orders", "1500", 50, 2),
@@ -39,6 +40,8 @@ EVERY: dict[str, Callable[[Commands], Equal]] = {
     "compatibility": lambda c: c.set_compatibility("orders-value", "FULL"),
     "delete subject": lambda c: c.delete_subject("orders-value"),
     "create connector": lambda c: c.create_connector("lines", {"connector.class": "FileStreamSource", "file": "a b"}),
+    "alter connector": lambda c: c.alter_connector("lines", {"file": HOSTILE, "topic": None}),
+    "connector config": lambda c: c.connector_config("lines"),
     "pause connector": lambda c: c.connector("pause", "lines"),
     "start pipeline": lambda c: c.pipeline("start", "breadcrumbs"),
     "stop pipeline": lambda c: c.pipeline("stop", "breadcrumbs"),
@@ -55,7 +58,8 @@ def test_the_command_line_takes_it(name: str, foreign: bool) -> None:
     assert words[0] == "headrace"
     command: click.Command = cli
     rest = words[1:]
-    context = click.Context(cli, info_name="headrace")
+    # As the command itself sets it up: click remembers a command's help option as its first context named it.
+    context = click.Context(cli, info_name="headrace", **cli.context_settings)
     while isinstance(command, click.Group):
         found = command.get_command(context, rest[0])
         assert found is not None, f"there is no command {rest[0]!r}"

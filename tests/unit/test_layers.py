@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 
@@ -34,10 +35,12 @@ def test_help_loads_nothing_heavy(words: list[str]) -> None:
 
 def test_every_command_explains_itself(run: Headrace) -> None:
     listing = run("--help").out
-    commands = [line.split()[0] for line in listing.partition("Commands:")[2].splitlines() if line.strip()]
-    assert {"up", "down", "status", "start", "stop", "restart", "kill", "pause", "resume", "logs", "doctor",
-            "config"} <= set(commands)  # fmt: skip
-    for command in commands:
+    sections = [line for line in listing.splitlines() if re.fullmatch(r"[A-Z][a-z ]+:", line)]
+    assert sections[1:] == ["Cluster:", "Records:", "Schemas and connectors:", "Pipelines and tables:", "Learn:"]
+    listed = re.findall(r"^  ([a-z]+)  +\S.*", listing.partition("Cluster:")[2], re.MULTILINE)
+    assert listed == list(Root.files)
+    assert "..." not in listing.partition("Cluster:")[2]  # each line fits a terminal of 80 columns
+    for command in listed:
         done = run(command, "--help")
         assert done.code == 0
         assert done.out.startswith(f"Usage: headrace {command}")

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from headrace.cli.output import print_table
 from headrace.errors import Failed, UsageError
 from headrace.transport.consume import Batch
 from headrace.transport.outputs import (
@@ -24,7 +25,7 @@ from headrace.transport.outputs import (
     end_with_a_whole_line,
     format_encoder,
     shown,
-    table_encoder,
+    table,
     values_encoder,
 )
 
@@ -80,9 +81,27 @@ def test_format_strings() -> None:
 def test_values_and_table_show_bytes_safely() -> None:
     assert values_encoder()(batch(Read(b"a"), Read(None))) == b"a\n\n"
     assert shown(b"tab\there \xff\x1b[31m") == "tab\\there \\xff\\x1b[31m"
-    line = table_encoder(60)(batch(Read(b"x" * 500, b"key"))).decode()
-    assert len(line) <= 80
+    heading, encode = table(80, ["t"])
+    line = encode(batch(Read(b"x" * 500, b"key"))).decode()
+    assert len(line) == 81
     assert line.endswith("…\n")
+    assert line.count("x") > 40
+    assert heading.decode().index("VALUE") == line.index("x")
+
+
+def test_a_table_wraps_between_words_when_the_terminal_is_narrow(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [("node-1", "what it is for, in words", 7), ("node-2", "broker,controller", 12)]
+    print_table(("name", "meaning", "n"), rows, terminal_width=22)
+    assert capsys.readouterr().out.splitlines() == [
+        "NAME    MEANING      N",
+        "node-1  what it is   7",
+        "        for, in",
+        "        words",
+        "node-2  broker,     12",
+        "        controller",
+    ]
+    print_table(("name", "meaning", "n"), rows)  # a pipe has no width
+    assert "node-1  what it is for, in words   7" in capsys.readouterr().out
 
 
 def test_csv_quotes_what_it_must() -> None:

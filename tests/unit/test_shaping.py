@@ -36,6 +36,18 @@ def test_random_keys_repeat_with_the_seed_and_cover_the_range() -> None:
     assert set(first or ()) == {b"1", b"2", b"3", b"4", b"5"}
 
 
+def test_an_echo_names_fields_and_the_value_that_is_sent_wherever_a_record_goes() -> None:
+    route = Route("class", {"setosa": ("a", (1,)), "*": ("b", ())})
+    wanted = Shaping(route=route, value_fields=("length", "width"), echo=("class",))
+    flowers = [{"class": name, "length": 5.1, "width": at} for at, name in enumerate(("setosa", "virginica", "setosa"))]
+    one, two = shaped(wanted, *flowers)
+    assert one.echoes == ["setosa [5.1,0]", "setosa [5.1,2]"]
+    assert two.echoes == ["virginica [5.1,1]"]
+    assert one.slice(1, 2).echoes == ["setosa [5.1,2]"]
+    assert shaped(Shaping(echo=(), null_value=b'"gone"'), "gone")[0].echoes == ["null"]
+    assert shaped(Shaping(value_fields=("length",)), flowers[0])[0].echoes is None
+
+
 def test_only_one_source_of_the_key_is_taken() -> None:
     with pytest.raises(UsageError, match="only one key"):
         Shaper(Shaping(key=b"k", key_field="f"), "t")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.pipeline import trouble
+from headrace.pipeline import failures
 
 _CALL = """An error occurred while calling o935.writeBatches.
 : org.apache.spark.SparkException: Exception thrown in awaitResult:
@@ -20,13 +20,15 @@ Caused by: org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms e
         (_CALL, "Timeout of 60000ms expired before it was determined"),
         (_CALL.split("Caused by")[0], "Exception thrown in awaitResult:"),
         ("An error occurred while calling o1.a.\n: java.lang.NoSuchFieldError\n\tat x", "java.lang.NoSuchFieldError"),
+        ("[STREAM_FAILED] Query p [id = 1, runId = 2] terminated with exception: no such thing\n"
+         "=== Streaming Query ===\nIdentifier: p\nCurrent State: ACTIVE", "no such thing"),
         ("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012\n== SQL ==\nid / 0", "Division by zero"),
     ],
 )  # fmt: skip
 def test_what_java_says_is_told_in_a_line(text: str, told: str) -> None:
-    assert trouble.short(Exception(text)) == told
+    assert failures.short(Exception(text)) == told
 
 
 def test_a_kafka_that_is_away_is_waited_for() -> None:
-    assert trouble.passes(Exception(_CALL))
-    assert not trouble.passes(Exception("[DIVIDE_BY_ZERO] Division by zero"))
+    assert failures.passes(Exception(_CALL))
+    assert not failures.passes(Exception("[DIVIDE_BY_ZERO] Division by zero"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from headrace.runtime.rounds import Rounds
+from headrace.runtime.periodic import Rounds
 from headrace.runtime.waiting import eventually
 
 

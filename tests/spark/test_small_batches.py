@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import Failed
-from headrace.pipeline import relay
+from headrace.pipeline import small_batches
 from headrace.pipeline.flow import Flow
 from headrace.pipeline.jobless import Projections
 from headrace.pipeline.kafka_sink import write_here
@@ -55,7 +55,7 @@ def carried(monkeypatch: pytest.MonkeyPatch) -> _Carried:
         seen.append(table.num_rows)
         return write_here(table, target)
 
-    monkeypatch.setattr("headrace.pipeline.relay.write_here", spy)
+    monkeypatch.setattr("headrace.pipeline.small_batches.write_here", spy)
     return seen
 
 
@@ -92,8 +92,8 @@ def test_both_ways_write_the_same(
     shop: Workshop, headrace_topic: Topic, carried: _Carried, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    for name, small in (("p", relay._SMALL_RECORDS), ("q", 0)):
-        monkeypatch.setattr(relay, "_SMALL_RECORDS", small)
+    for name, small in (("p", small_batches._SMALL_RECORDS), ("q", 0)):
+        monkeypatch.setattr(small_batches, "_SMALL_RECORDS", small)
         source, target, dead = _declared(shop, headrace_topic, name=name)
         send(shop.cluster, source, _records())
         report = shop.run(name)
@@ -143,7 +143,7 @@ def test_a_batch_that_was_cut_off_is_there_once(
             shop.run()
     assert carried == [52, 4]
     if repeated_by == "workers":
-        monkeypatch.setattr(relay, "_SMALL_RECORDS", 0)
+        monkeypatch.setattr(small_batches, "_SMALL_RECORDS", 0)
     assert totals(shop.run()) == {"written": 53, "dead": 4, "filtered": 7}
     send(shop.cluster, source, [{"id": 100, "amount": 2}])
     assert totals(shop.run()) == {"written": 1}
@@ -152,11 +152,11 @@ def test_a_batch_that_was_cut_off_is_there_once(
     assert sum(_read(shop, dead).values()) == 4
 
 
-@pytest.mark.parametrize("small", [relay._SMALL_RECORDS, 0])
+@pytest.mark.parametrize("small", [small_batches._SMALL_RECORDS, 0])
 def test_records_of_a_partition_stay_in_their_order(
     shop: Workshop, headrace_topic: Topic, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
-    monkeypatch.setattr(relay, "_SMALL_RECORDS", small)
+    monkeypatch.setattr(small_batches, "_SMALL_RECORDS", small)
     source, target = headrace_topic(partitions=1), headrace_topic(partitions=1)
     text = 'max_records_per_batch = 300\ndecode = { json = "id long" }\ninto = { topic = "<target>" }\n'
     shop.declare(f'[pipelines.p]\nfrom = "<source>"\n{text}', source=source, target=target)
@@ -165,11 +165,11 @@ def test_records_of_a_partition_stay_in_their_order(
     assert [json.loads(record.value or b"")["id"] for record in consume(shop.connection, target)] == list(range(900))
 
 
-@pytest.mark.parametrize("small", [relay._SMALL_RECORDS, 0])
+@pytest.mark.parametrize("small", [small_batches._SMALL_RECORDS, 0])
 def test_a_topic_without_records(
     shop: Workshop, headrace_topic: Topic, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
-    monkeypatch.setattr(relay, "_SMALL_RECORDS", small)
+    monkeypatch.setattr(small_batches, "_SMALL_RECORDS", small)
     source, target, _ = _declared(shop, headrace_topic)
     assert totals(shop.run()) == {}
     send(shop.cluster, source, [{"id": 1, "amount": 10}])
@@ -177,11 +177,11 @@ def test_a_topic_without_records(
     assert sum(_read(shop, target).values()) == 1
 
 
-@pytest.mark.parametrize("small", [relay._SMALL_RECORDS, 0])
+@pytest.mark.parametrize("small", [small_batches._SMALL_RECORDS, 0])
 def test_a_row_that_is_lost_on_the_way_makes_the_run_red(
     shop: Workshop, headrace_topic: Topic, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
-    monkeypatch.setattr(relay, "_SMALL_RECORDS", small)
+    monkeypatch.setattr(small_batches, "_SMALL_RECORDS", small)
     source, *_ = _declared(shop, headrace_topic)
     send(shop.cluster, source, _records())
     whole = Flow.sort_out

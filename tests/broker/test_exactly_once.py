@@ -18,7 +18,7 @@ from headrace.errors import Failed, Unreachable
 from headrace.runtime.waiting import eventually
 from headrace.transport.client import Connection, HasBootstrap
 from headrace.transport.consume import consume
-from headrace.transport.marks import MARKS, Mark, MarkedWriter, prepare, settle
+from headrace.transport.exactly_once import MARKS, Mark, MarkedWriter, prepare, settle
 from headrace.transport.partitioner import partition_of
 from headrace.transport.writer import Fenced, Records
 from tests.records import wait_settled
@@ -113,7 +113,7 @@ def test_a_writer_that_was_replaced_while_idle_is_told_with_its_first_record(
 _DYING = """
     import os, signal, sys
     from headrace.transport.client import Connection
-    from headrace.transport.marks import Mark, MarkedWriter
+    from headrace.transport.exactly_once import Mark, MarkedWriter
     from headrace.transport.writer import Records
 
     bootstrap, name, topic, point = sys.argv[1:]

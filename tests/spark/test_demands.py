@@ -1,0 +1,129 @@
+"""What one sink cannot use of a record is a dead letter that says so; the rest of the batch goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.errors import Failed
+from headrace.transport.consume import consume
+from tests.spark.pipelines import Workshop, send, totals
+
+Topic = Callable[..., str]
+
+FRAGILE = """
+[pipelines.p]
+from = "<topic>"
+decode = { json = "id int, shop string, amount int, parts int, text string" }
+where = "100 / id > 0"
+[[pipelines.p.into]]
+delta = "tables/selected"
+select = { id = "id", share = "amount / parts", number = "cast(text as int)" }
+where = "id < 100"
+[[pipelines.p.into]]
+delta = "tables/wanted"
+where = "1000 / (id - 7) > 0"
+[[pipelines.p.into]]
+delta = "tables/merged"
+aggregate = { by = ["shop"], values = { total = "sum(amount / parts)", texts = "sum(text)" } }
+[[pipelines.p.into]]
+delta = "tables/spared"
+where = "id != 9"
+aggregate = { by = ["shop"], values = { total = "sum(50 / (id - 9)) filter (where id > 1)" } }
+"""
+
+
+def row(number: int, amount: int = 8, parts: int = 2, text: str = "5", shop: str = "a") -> dict[str, Any]:
+    return {"id": number, "shop": shop, "amount": amount, "parts": parts, "text": text}
+
+
+def test_an_expression_of_a_sink_that_throws_is_a_dead_letter_with_its_sink(
+    shop: Workshop, headrace_topic: Topic
+) -> None:
+    topic = headrace_topic()
+    shop.declare(FRAGILE, topic=topic)
+    good = [row(n) for n in (1, 2, 3, 9, 50)]
+    bad = [row(0), row(4, parts=0), row(5, text="five"), row(7), row(150, text="x"), row(200, parts=0)]
+    send(shop.cluster, topic, [good[0], *bad, *good[1:], row(-5), row(60, text="1.5")])
+    report = shop.run()
+    assert totals(report) == {"written": 5, "dead": 7, "filtered": 1}
+    assert [(line.sink, line.rows, line.skipped, line.taken) for line in report.sinks] == [
+        ("tables/selected", 5, 0, 5), ("tables/wanted", 5, 3, 2), ("tables/merged", 5, 0, 5),
+        ("tables/spared", 5, 1, 4), ("dead letters", None, None, 7),
+    ]  # fmt: skip
+    share = "amount / parts"
+    assert sorted((letter["value"][6:9], letter["rule"], letter["reason"]) for letter in shop.dead()) == sorted(
+        [
+            (b" 0,", "where", "the expression failed: 100 / id > 0"),
+            (b" 4,", "into", f"tables/selected: the expression failed of its select: {share}"),
+            (b" 5,", "into", "tables/selected: the expression failed of its select: cast(text as int)"),
+            (b" 7,", "into", "tables/wanted: the expression failed of its where: 1000 / (id - 7) > 0"),
+            (b" 15", "into", "tables/merged: the expression failed of its aggregate: cast(text as DOUBLE)"),
+            (b" 20", "into", f"tables/merged: the expression failed of its aggregate: {share}"),
+            (b" 60", "into", "tables/selected: the expression failed of its select: cast(text as int)"),
+        ]
+    )  # fmt: skip
+    assert sorted(found["id"] for found in shop.rows("tables/selected")) == [1, 2, 3, 9, 50]
+    assert sorted(found["id"] for found in shop.rows("tables/wanted")) == [9, 50]
+    assert [(found["total"], found["texts"]) for found in shop.rows("tables/merged")] == [(20.0, 25.0)]
+    (spared,) = shop.rows("tables/spared")
+    assert spared["total"] == pytest.approx(50 / -7 + 50 / -6 + 50 / 41)
+
+
+def test_a_small_batch_to_a_topic_sets_the_same_aside(shop: Workshop, headrace_topic: Topic) -> None:
+    topic = headrace_topic()
+    shop.declare(
+        """
+[pipelines.p]
+from = "<topic>"
+decode = { json = "id int" }
+dead_letters = "<topic>-dead"
+into = { topic = "<topic>-out", select = { share = "100 / id" }, where = "10 / (id - 3) is not null" }
+""",
+        topic=topic,
+    )
+    send(shop.cluster, topic, [{"id": n} for n in range(6)])
+    assert totals(shop.run()) == {"written": 4, "dead": 2}
+    assert sorted((record.value or b"") for record in consume(shop.cluster, f"{topic}-out")) == [
+        b'{"share":100.0}', b'{"share":20.0}', b'{"share":25.0}', b'{"share":50.0}'
+    ]  # fmt: skip
+    told = [dict(record.headers)["headrace.reason"] or b"" for record in consume(shop.cluster, f"{topic}-dead")]
+    where = b"-out: the expression failed of its where: 10 / (id - 3) is not null"
+    select = b"-out: the expression failed of its select: 100 / id"
+    assert sorted(told) == sorted([topic.encode() + select, topic.encode() + where])
+
+
+RATIO = "amount / (lag(amount) over (partition by shop order by id) - amount)"
+
+
+@pytest.mark.parametrize(("how", "value"), [("", "total = sum(amount)"), ('mode = "recompute", ', f"total = {RATIO}")])
+def test_a_group_that_cannot_be_computed_is_named_with_its_line_and_value(
+    shop: Workshop, headrace_topic: Topic, how: str, value: str
+) -> None:
+    topic = headrace_topic()
+    shop.declare(
+        """
+[pipelines.p]
+from = "<topic>"
+decode = { json = "id int, shop string, amount long" }
+[[pipelines.p.into]]
+delta = "tables/rows"
+[[pipelines.p.into]]
+delta = "tables/shops"
+aggregate = { by = ["shop"], <how>values = { n = "count(*)", <value> } }
+""",
+        topic=topic, how=how, value=value.replace(" = ", ' = "', 1) + '"',
+    )  # fmt: skip
+    if how:
+        shop.file.write_text(shop.file.read_text().replace('n = "count(*)", ', ""))
+    send(shop.cluster, topic, [{"id": 1, "shop": name, "amount": 2**62} for name in "abcdefgh"])
+    shop.run()
+    send(shop.cluster, topic, [{"id": 2, "shop": name, "amount": 2**62 if name == "e" else 5} for name in "cdefg"])
+    with pytest.raises(Failed) as caught:
+        shop.run()
+    said = str(caught.value)
+    assert said.startswith("headrace.toml, line 9: tables/shops cannot be computed for shop = e"), said
+    assert value in said
+    assert "try_" in (caught.value.hint or "")
