@@ -84,7 +84,7 @@ class Course:
             if message is None or message.error():
                 continue
             now = time.time_ns()
-            row = json.loads(message.value())
+            row = json.loads(message.value() or b"")
             if row["id"] >= 0:
                 expect(row["id"] not in waits, f"record {row['id']} came twice")
                 waits[row["id"]] = (now - row["sent"]) / 1e6

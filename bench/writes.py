@@ -23,7 +23,7 @@ from pathlib import Path
 
 from bench.contest import expect, spread
 from headrace.cluster import Cluster
-from headrace.labs.kafka_tools import PRODUCER_PERFORMANCE, kafka_tool
+from headrace.labs.kafka_tools import kafka_tool
 from headrace.transport.admin import Admin, NewTopic
 from headrace.transport.bulk import BulkSender
 from headrace.transport.offsets import Start, look_up
@@ -33,8 +33,6 @@ _PARTITIONS = 6
 _LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _AT_ONCE = 50_000
 _WITHIN_S = 600.0
-# As kafka-run-class.sh starts it, without what only files of logs are for.
-_JAVA = ("-Xmx512M", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-Dlog4j2.level=OFF")
 _SETTINGS = {
     "one copy, acks=1": (1, {"acks": "1"}),
     "three copies, acks=1": (3, {"acks": "1"}),
@@ -59,10 +57,10 @@ def with_headrace(cluster: Cluster, topic: str, settings: dict[str, str], record
 def with_kafkas_tool(cluster: Cluster, topic: str, settings: dict[str, str], records: int, size: int) -> float:
     # Its own batches are of 16 kB and leave at once; with these it writes more.
     tuned = {"batch.size": "200000", "linger.ms": "10", "buffer.memory": str(128 << 20), **settings}
-    properties = [f"{name}={value}" for name, value in {"bootstrap.servers": cluster.bootstrap, **tuned}.items()]
+    properties = [f"{name}={value}" for name, value in tuned.items()]
     said = kafka_tool(
-        cluster, PRODUCER_PERFORMANCE, "--topic", topic, "--num-records", records, "--record-size", size,
-        "--throughput", -1, "--producer-props", *properties, timeout_s=_WITHIN_S, flags=_JAVA,
+        cluster, "kafka-producer-perf-test", "--topic", topic, "--num-records", records, "--record-size", size,
+        "--throughput", -1, "--command-property", *properties, timeout_s=_WITHIN_S,
     )  # fmt: skip
     told = re.findall(rf"^{records} records sent, ([\d.]+) records/sec", said, re.MULTILINE)
     expect(bool(told), f"Kafka's tool did not tell its rate: {said[-300:]}")

@@ -1,7 +1,8 @@
 """Puts the story of real runs into the pages of the documents: `python docs/lab_pages.py HOME`.
 
 In a page, what stands between `<!-- lab: NAME -->` and `<!-- end -->` is written anew from the result that is kept
-under HOME, which must be green; all other text is written by hand. Pictures are copied to docs/pictures.
+under HOME, which must be green; a lab that was not run there keeps its text. All other text is written by hand.
+Pictures are copied to docs/pictures.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ def fill(page: Path, home: Home) -> None:
 
     def told(found: re.Match[str]) -> str:
         results = list(kept(home, (found[2],)))
-        if not results or results[0].verdict != "green":
-            raise SystemExit(f"{page.name}: there is no green run of {found[2]} in {home.root}")
+        if not results:
+            return found[0]
+        if results[0].verdict != "green":
+            raise SystemExit(f"{page.name}: the run of {found[2]} in {home.root} is {results[0].verdict}")
         blocks = story(results[0], result_folder(home, found[2]))
         return found[1] + "\n\n".join(blocks) + "\n\n" + found[3]
 
