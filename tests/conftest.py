@@ -31,7 +31,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: Two processes share the tests (`pytest -n 2`), each with one cluster for all of its own; those that need Spark are
 #: together, because there is one session too.
-_WITH_SPARK = {"browser", "docs", "e2e", "labs", "monitor", "spark"}
+_WITH_SPARK = {"browser", "docs", "labs", "monitor", "spark"}
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -43,6 +43,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "spark" if nodeid.split("/")[1] in _WITH_SPARK else "kafka"
 
     return ByFolder(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that kill brokers come first: a broker that was killed reads all of its logs, and later there are hundreds."""
+    items.sort(key=lambda item: "headrace_faults" not in getattr(item, "fixturenames", ()))
 
 
 @dataclass(frozen=True)
