@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,9 +14,6 @@ from headrace.pipeline.run import Run, RunOptions
 from headrace.runtime.waiting import eventually
 from headrace.transport.consume import consume
 from tests.spark.pipelines import Workshop, send, totals
-
-if TYPE_CHECKING:
-    pass
 
 Topic = Callable[..., str]
 
@@ -32,6 +28,12 @@ into         = { topic = "<target>", key = "id" }
 [pipelines.p.expect]
 "is positive" = "amount > 0"
 """
+
+
+@pytest.fixture(autouse=True)
+def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run ends with its stretch: half a minute of waiting otherwise."""
+    monkeypatch.setattr(realtime, "_CHECKPOINT_EVERY", "5 seconds")
 
 
 def _had_nothing_to_do(run: Run) -> bool:
@@ -86,11 +88,8 @@ def test_records_pass_one_by_one_and_are_accounted_for(shop: Workshop, headrace_
     assert any("at least once" in line for line in copying.said)
 
 
-def test_a_pipeline_that_has_nothing_to_do_can_be_stopped(
-    shop: Workshop, headrace_topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipeline_that_has_nothing_to_do_can_be_stopped(shop: Workshop, headrace_topic: Topic) -> None:
     """It ends with the stretch, also when nothing came in it, and goes on from there the next time."""
-    monkeypatch.setattr(realtime, "_CHECKPOINT_EVERY", "5 seconds")
     copying = _Copying(shop, (headrace_topic(), headrace_topic(), headrace_topic()))
     shop.declare(_COPY, source=copying.source, target=copying.target, dead=copying.dead)
     send(shop.cluster, copying.source, [{"id": 1, "amount": 1}])
