@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
+import struct
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -151,6 +154,21 @@ def test_damage_is_told_with_its_place(copied: Segment) -> None:
         list(copied.batches())
     with pytest.raises(UsageError, match="no segment"):
         Segment(copied.log.with_name("notes.log"))
+
+
+def test_the_empty_part_of_an_index_is_not_read(tmp_path: Path) -> None:
+    segment = Segment(tmp_path / f"{100:020}.log")
+    index = segment.log.with_suffix(".index")
+    index.write_bytes(struct.pack(">4i", 5, 70, 10, 140))
+    os.truncate(index, 10 << 20)  # as Kafka makes it, and as a killed broker leaves it
+    began = time.process_time()
+    for _ in range(200):
+        assert [(entry.offset, entry.position) for entry in segment.index()] == [(105, 70), (110, 140)]
+    assert time.process_time() - began < 1
+    for size in (0, 10 << 20):
+        os.truncate(index, 0)
+        os.truncate(index, size)
+        assert segment.index() == []
 
 
 def test_the_checksum_is_castagnolis() -> None:

@@ -2,65 +2,83 @@
 
 A broker notes for each partition up to where records are committed (the high watermark, in
 `replication-offset-checkpoint`). A log that ends before that has lost acknowledged records: a file was cut off, or
-removed. Kafka itself says nothing about it when the broker was stopped cleanly.
+removed. So has one whose segments do not follow each other without a gap, unless the gap was made by compaction. Kafka
+itself says nothing about it when the broker was stopped cleanly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.cluster.segments import segments_in
+from headrace.cluster.segments import Segment, segments_in
 from headrace.errors import HeadraceError
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A partition whose log on one broker ends before what was acknowledged."""
+    """Acknowledged records of a partition that one broker does not hold any more: from `first` to before `behind`."""
 
     broker: str
     partition: str
-    end: int
-    committed: int
+    first: int
+    behind: int
     holders: tuple[str, ...]
 
     def __str__(self) -> str:
         elsewhere = f"{', '.join(self.holders)} still hold them" if self.holders else "no other broker holds them"
         return (
-            f"{self.committed - self.end} acknowledged records of {self.partition} are gone from {self.broker}: its log"
-            f" ends at offset {self.end}, {self.committed} were committed; {elsewhere}"
+            f"{self.behind - self.first} acknowledged records of {self.partition} are gone from {self.broker}: offsets"
+            f" {self.first} to {self.behind - 1}; {elsewhere}"
         )
 
 
 def losses(broker: str, folders: Mapping[str, Path]) -> Iterator[Loss]:
     """What is missing on the broker. `folders` are the data folders of all brokers by name; those of it are at rest."""
     data = folders[broker]
-    for partition, committed in _committed(data / "replication-offset-checkpoint"):
-        end = _end(data / partition)
-        if end >= committed:
-            continue
-        others = {name: _end(folder / partition) for name, folder in folders.items() if name != broker}
-        # A topic that was just removed is noted for some seconds more.
-        if (data / partition).is_dir() or any(others.values()):
-            holders = tuple(name for name, other in others.items() if other >= committed)
-            yield Loss(broker, partition, end, committed, holders)
+    others = {name: folder for name, folder in folders.items() if name != broker}
+    for partition, committed in _noted(data / "replication-offset-checkpoint").items():
+        for first, behind in _gaps(data, partition, committed):
+            # A topic that was just removed is noted for some seconds more.
+            if (data / partition).is_dir() or any(_ends(folder / partition) for folder in others.values()):
+                holders = tuple(name for name, folder in others.items() if not _gaps(folder, partition, committed))
+                yield Loss(broker, partition, first, behind, holders)
 
 
-def _committed(file: Path) -> Iterator[tuple[str, int]]:
-    """The high watermark of each partition by the name of its folder; none if the file says none."""
+def _noted(file: Path) -> dict[str, int]:
+    """An offset for each partition by the name of its folder, as Kafka notes it; what is damaged says nothing."""
+    found = {}
+    with suppress(OSError):
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines()[2:]:
+            with suppress(ValueError):
+                topic, number, offset = line.rsplit(" ", 2)
+                found[f"{topic}-{number}"] = int(offset)
+    return found
+
+
+def _gaps(data: Path, partition: str, committed: int) -> list[tuple[int, int]]:
+    """The offsets below `committed` that are missing: where each gap begins, and what comes behind it."""
+    ends = _ends(data / partition) or [(0, 0)]
+    begins = [begin for begin, _ in ends[1:]]
+    between = [(end, min(begin, committed)) for (_, end), begin in zip(ends[:-1], begins, strict=True)]
+    gaps = [(end, begin) for end, begin in between if end < begin]
+    if gaps and partition in _noted(data / "cleaner-offset-checkpoint"):
+        gaps = []  # compaction has removed records
+    return gaps + [(end, committed) for _, end in ends[-1:] if end < committed]
+
+
+def _ends(folder: Path) -> list[tuple[int, int]]:
+    """Where each segment begins, and the offset behind its last record that is whole."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()[2:]
-    except OSError:
-        return
-    for line in lines:
-        topic, number, offset = line.rsplit(" ", 2)
-        yield f"{topic}-{number}", int(offset)
+        return [(segment.base_offset, _end(segment)) for segment in segments_in(folder)]
+    except (HeadraceError, OSError):
+        return []
 
 
-def _end(folder: Path) -> int:
-    """The offset behind the last record that is whole."""
+def _end(segment: Segment) -> int:
     try:
-        return max((segment.next_offset for segment in segments_in(folder)[-1:]), default=0)
+        return segment.next_offset
     except (HeadraceError, OSError, ValueError):
-        return 0
+        return segment.base_offset

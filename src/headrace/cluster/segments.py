@@ -17,6 +17,7 @@ would unpack to more than a bound (`unpack`).
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -153,10 +154,11 @@ class Segment:
         return max([*indexed, *(batch.max_timestamp_ms for batch in self._tail())], default=None)
 
     def _tail(self) -> Iterator[StoredBatch]:
-        """The batches from the last indexed one on: what the indexes do not tell yet."""
-        # Of a file that was cut off the index may know more than there is.
-        known = [entry.position for entry in self.index() if entry.position < self.size_bytes]
-        return self.batches(known[-1] if known else 0)
+        """The last batches: what the indexes do not tell yet, and a little more."""
+        # Of a file that was cut off the index may know more than there is, and the batch of its last entry may be half.
+        size = self.size_bytes
+        known = [entry.position for entry in self.index() if entry.position < size]
+        return self.batches(known[-2] if len(known) > 1 else 0)
 
     def batches(self, begin: int = 0) -> Iterator[StoredBatch]:
         """The headers of the batches, from a position of the file on."""
@@ -381,9 +383,22 @@ def _payload(data: bytes, batch: StoredBatch) -> bytes:
 def _rows(file: Path, row: struct.Struct) -> list[tuple[int, ...]]:
     """The rows of an index file, up to where Kafka has written: the file is made with 10 MB of zeros."""
     try:
-        data = file.read_bytes()
+        with file.open("rb") as rows:
+            data = rows.read(_written(rows.fileno()))
     except FileNotFoundError:
         return []
     # The last row may itself end in zeros.
     count = -(-len(data.rstrip(b"\0")) // row.size)
     return list(row.iter_unpack(data[: count * row.size]))
+
+
+def _written(file: int) -> int:
+    """How much of a file was written from its beginning on: zeros behind that take no room, and need not be read."""
+    if not hasattr(os, "SEEK_HOLE"):
+        return -1
+    try:
+        end = os.lseek(file, 0, os.SEEK_HOLE)
+    except OSError:  # it is empty, or its file system cannot tell
+        return -1
+    os.lseek(file, 0, os.SEEK_SET)
+    return end
