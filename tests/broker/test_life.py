@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
 import shutil
 import signal
@@ -11,19 +13,24 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
-from headrace.cluster import Cluster
+from headrace.cluster import Cluster, readiness, settings
 from headrace.cluster.ports import is_free
-from headrace.home import read_json, write_json
+from headrace.cluster.spec import ClusterSpec, Node
+from headrace.errors import SetupError, TimedOut, Unreachable
+from headrace.home import Home, read_json, write_json
+from headrace.progress import SILENT
 from headrace.runtime.jars import JarCache, default_cache
 from headrace.runtime.java import find_java
 from headrace.runtime.process import MARKER, Supervised
 from headrace.runtime.waiting import eventually
+from headrace.transport.admin import Admin
 from tests.conftest import Headrace, processes_of
 from tests.records import read, write
 
@@ -98,6 +105,51 @@ def full_disk() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_where_there_is_no_room_for_a_lock_the_folder_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, opened = Home(tmp_path), os.open
+
+    def without_room(name: Path, flags: int, *more: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(name, flags, *more)
+
+    monkeypatch.setattr(os, "open", without_room)
+    with home.lock("down"), pytest.raises(SetupError, match="at work on"), home.lock("down"):
+        pytest.fail("two held the lock")
+    with home.lock("down"):
+        pass
+
+
+def test_a_broker_that_is_slow_to_tell_its_settings_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(_: object) -> Admin:
+        raise Unreachable("no Kafka answers", why="Timed out waiting for a node")
+
+    monkeypatch.setattr(settings, "Admin", nothing)
+    nodes = (Node("broker-1", 1, broker=True, controller=True),)
+    with pytest.raises(TimedOut, match="they go on running"):  # which is what `up` leaves its nodes running for
+        settings.require_in_force(ClusterSpec("id", "4.2.2", nodes, {}), {"num.partitions": "2"})
+
+
+def test_an_up_that_is_late_counts_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock: Any = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
+
+    def register(*_: object) -> None:
+        clock.now += 170
+
+    def write_in_vain(*_: object) -> None:
+        clock.now += 12
+        raise readiness._Late("a write on every broker")
+
+    monkeypatch.setattr(readiness, "time", clock)
+    monkeypatch.setattr(readiness, "_wait_registered", register)
+    monkeypatch.setattr(readiness, "_prove_writes", write_in_vain)
+    nodes = (Node("broker-1", 1, broker=True, controller=True, port=1),)
+    with pytest.raises(TimedOut, match="not ready after 182 s"):
+        readiness.wait_until_ready(ClusterSpec("id", "4.2.2", nodes, {}), (), within_s=180, progress=SILENT)
 
 
 def test_two_clusters_run_side_by_side(run: Headrace, make_home: MakeHome) -> None:

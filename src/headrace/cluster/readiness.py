@@ -21,14 +21,25 @@ _LOOK_EVERY_S = 0.2
 _SAY_EVERY_S = 15.0
 
 
+class _Late(Exception):
+    """The time is up; the text says what was still awaited."""
+
+
 def wait_until_ready(spec: ClusterSpec, brokers: Sequence[Broker], *, within_s: float, progress: Progress) -> None:
     """The cluster takes acks=all writes on every broker."""
-    deadline = time.monotonic() + within_s
+    began = time.monotonic()
+    deadline = began + within_s
     admin = Admin(spec, timeout_s=2)
     try:
         _wait_registered(spec, brokers, admin, deadline, progress)
         progress.say("every broker has registered; writing to each")
         _prove_writes(spec, brokers, admin, deadline)
+    except _Late as late:
+        raise TimedOut(
+            f"the cluster is not ready after {time.monotonic() - began:.0f} s; its nodes go on starting",
+            why=f"awaited: {late}",
+            hint="headrace up waits on from here; a slow machine may need HEADRACE_READY_TIMEOUT_S=300",
+        ) from late
     finally:
         admin.close()
 
@@ -39,7 +50,7 @@ def _wait_registered(
     wanted = {node.node_id for node in spec.brokers}
     load_client()  # now, while there is nothing to do but wait
     looked = 0.0
-    said = began = time.monotonic()
+    said = time.monotonic()
     while True:
         # Rarely: what we take of the two cores, the brokers lack.
         if time.monotonic() - looked > _LOOK_EVERY_S:
@@ -54,7 +65,7 @@ def _wait_registered(
                 pass
         now = time.monotonic()
         if now > deadline:
-            raise _late(f"{_unregistered(spec, admin)} to register with the controllers", now - began)
+            raise _Late(f"{_unregistered(spec, admin)} to register with the controllers")
         if now - said > _SAY_EVERY_S:
             said = now
             progress.say(f"waiting for {_unregistered(spec, admin)} to register with the controllers")
@@ -62,7 +73,6 @@ def _wait_registered(
 
 
 def _prove_writes(spec: ClusterSpec, brokers: Sequence[Broker], admin: Admin, deadline: float) -> None:
-    began = time.monotonic()
     ids = [node.node_id for node in spec.brokers]
     while True:
         require_alive(brokers)
@@ -73,9 +83,7 @@ def _prove_writes(spec: ClusterSpec, brokers: Sequence[Broker], admin: Admin, de
         except HeadraceError as error:
             # A controller that was elected a moment ago may refuse; it is asked again until the time is up.
             if time.monotonic() > deadline:
-                raise _late(
-                    f"a write on every broker; the last try: {error.why or error.problem}", time.monotonic() - began
-                ) from error
+                raise _Late(f"a write on every broker; the last try: {error.why or error.problem}") from error
             time.sleep(0.1)
         else:
             return
@@ -116,11 +124,3 @@ def _unregistered(spec: ClusterSpec, admin: Admin) -> str:
     except Unreachable:
         there = set()
     return ", ".join(node.name for node in spec.brokers if node.node_id not in there) or "the last broker"
-
-
-def _late(awaited: str, waited_s: float) -> TimedOut:
-    return TimedOut(
-        f"the cluster is not ready after {waited_s:.0f} s; its nodes go on starting",
-        why=f"awaited: {awaited}",
-        hint="headrace up waits on from here; a slow machine may need HEADRACE_READY_TIMEOUT_S=300",
-    )

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Mapping
 
 from headrace.cluster.spec import ClusterSpec
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, TimedOut, Unreachable
 from headrace.transport.admin import Admin, ConfigValue
 
 # Settings of listeners and plug-ins carry names that only their owner knows.
@@ -31,8 +31,16 @@ def require_in_force(spec: ClusterSpec, wanted: Mapping[str, str]) -> None:
     """Every broker has every wanted property; an unknown or different one is an error."""
     if not wanted:
         return
-    with Admin(spec) as admin:
-        held_by = {node: admin.broker_configs(node.node_id) for node in spec.brokers}
+    try:
+        with Admin(spec) as admin:
+            held_by = {node: admin.broker_configs(node.node_id) for node in spec.brokers}
+    except Unreachable as error:
+        # They took a write a moment ago: slow is not dead.
+        raise TimedOut(
+            "the brokers have not said yet whether the properties are in force; they go on running",
+            why=error.why or error.problem,
+            hint="headrace up asks them again",
+        ) from error
     for node, actual in held_by.items():
         _require_all_known(wanted, actual)
         for name, value in wanted.items():
