@@ -1,4 +1,4 @@
-"""A cluster with a registry and a Connect worker beside it, started once for all tests of services."""
+"""A cluster with all services beside it, started once for all tests of services."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def serviced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     plugins = folder / "plugins of mine"
     # Relative to the file: the folder that the folders of all tests are in.
     (folder / "headrace.toml").write_text('[cluster]\nconnect_files = [".."]\nready_timeout_s = 300\n')
-    cluster = Cluster(folder / "home", brokers=1, services=("registry", "connect"), plugins=plugins)
+    cluster = Cluster(folder / "home", brokers=1, services=("all",), plugins=plugins)
     put_connector(plugins / "streams")
     try:
         cluster.up()

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import socket
 import stat
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import psutil
 import pytest
 
-from headrace.cluster import Cluster, ports
+from headrace.cluster import Cluster, ports, proxy
 from headrace.cluster import spec as plans
 from headrace.cluster.services import Registry, ServiceStarter
 from headrace.cluster.spec import ServiceSpec
 from headrace.config import load
+from headrace.errors import Unreachable
 from headrace.home import Home
 from headrace.progress import SILENT
 from headrace.runtime.jars import JarCache, default_cache
@@ -67,7 +72,82 @@ def test_status_names_every_address(serviced: Cluster, run: Headrace) -> None:
         "broker-1": "running",
         "registry": "running",
         "connect": "running",
+        "console": "running",
     }
+    # In a new home the console begins before the worker has ever run, and does not die of that.
+    since = {n["name"]: n["uptime_s"] for n in found["nodes"]}
+    assert since["console"] > since["connect"]
+
+
+def test_a_worker_that_has_never_run_has_a_token(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "home", services=("connect",))
+    cluster.home.create()
+    plan = plans.plan(cluster.config.cluster).with_ports(tuple(range(1, 7)))
+    try:
+        cluster._with_services(plan, cluster.config)
+        assert len(cluster.connect_token) > 30
+        assert cluster.connectors
+    finally:
+        ports.release(cluster.home, default_cache())
+    (cluster.home.root / "connect" / "token").unlink()
+    with pytest.raises(Unreachable, match="has no token"):
+        _ = cluster.connect_token
+
+
+class _Upstream(BaseHTTPRequestHandler):
+    """A service that names the path it was asked for; one path it never answers."""
+
+    enough = Event()
+
+    def do_GET(self) -> None:
+        if self.path == "/slow":
+            self.enough.wait(30)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.path.encode())
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+        """Nothing."""
+
+
+@pytest.fixture
+def proxied(tmp_path: Path) -> Iterator[tuple[proxy.Proxy, Path]]:
+    """A proxy before a small server of ours, and the file of its token."""
+    upstream = ThreadingHTTPServer(("127.0.0.1", 0), _Upstream)
+    token, credentials = tmp_path / "token", tmp_path / "credentials"
+    token.write_text("secret", encoding="ascii")
+    credentials.write_text("Basic x", encoding="ascii")
+    route = proxy.Route("connect", 0, upstream.server_port, str(credentials), token=str(token))
+    front = proxy.Proxy(route)
+    for server in (upstream, front):
+        Thread(target=server.serve_forever, daemon=True).start()
+    yield front, token
+    _Upstream.enough.set()
+    for server in (upstream, front):
+        server.shutdown()
+        server.server_close()
+
+
+def test_the_proxy_passes_any_path_on_and_tells_slow_from_dead(
+    proxied: tuple[proxy.Proxy, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, token = proxied
+    monkeypatch.setattr(proxy, "_ANSWER_WITHIN_S", 0.5)
+
+    def get(path: str, given: str = "Authorization: Bearer secret\r\n") -> bytes:
+        with socket.create_connection(("127.0.0.1", front.server_port), 20) as connection:
+            head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{given}\r\n"
+            connection.sendall(head.encode())
+            return b"".join(iter(lambda: connection.recv(4096), b""))
+
+    assert get("/subjects/größe?a=%20b&c=d").endswith(b"/subjects/gr%C3%B6%C3%9Fe?a=%20b&c=d")
+    slow = get("/slow")
+    assert slow.startswith(b"HTTP/1.1 504")
+    assert b"connect has not answered within 0.5 s" in slow
+    for text in ("", "\n"):
+        token.write_text(text, encoding="ascii")
+        for given in ("", "Authorization: Bearer \r\n", "Authorization: Basic Og==\r\n"):
+            assert get("/connectors", given).startswith(b"HTTP/1.1 401")
 
 
 def test_every_service_binds_loopback_only(serviced: Cluster) -> None:

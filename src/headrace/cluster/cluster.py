@@ -365,6 +365,8 @@ class Cluster:
             services["registry"] = replace(services["registry"], storage=config.cluster.registry_storage)
         if "connect" in services:
             services["connect"] = self._planned_connect(services["connect"], config)
+            # Before the plan names it: from then on clients ask for its token, also while it has never run.
+            Connect(self.home, spec, services["connect"]).make_token()
         if "console" in services:
             services["console"] = replace(services["console"], host=config.cluster.console_host)
         planned = replace(spec, services=tuple(services.values()))

@@ -24,7 +24,7 @@ from pathlib import Path
 from headrace.cluster.node import NodeProcess, java_properties
 from headrace.cluster.proxy import Route
 from headrace.cluster.spec import ClusterSpec, ServiceSpec
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, Unreachable
 from headrace.home import Home, remove_for_good, size_bytes, write_private
 from headrace.progress import Progress
 from headrace.runtime.archive import ClassArchive
@@ -229,10 +229,17 @@ class Connect(ProxiedService):
 
     @property
     def token(self) -> str:
-        """What a client has to send: made once, readable by the owner of the home alone."""
+        """What a client has to send."""
+        try:
+            return self.token_file.read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            raise Unreachable("the Connect worker has no token", why="it was removed", hint="headrace up") from None
+
+    def make_token(self) -> None:
+        """There is a token, readable by the owner of the home alone. It is made once."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         if not self.token_file.exists():
             write_private(self.token_file, secrets.token_urlsafe(32))
-        return self.token_file.read_text(encoding="ascii").strip()
 
     def route(self) -> Route:
         folders = (*self._folders(), str(self.home.labs))
@@ -268,7 +275,7 @@ class Connect(ProxiedService):
         write_private(self.folder / "jaas.conf", _JAAS, durable=False)
         basic = base64.b64encode(f"headrace:{password}".encode()).decode()
         write_private(self.credentials, f"Basic {basic}", durable=False)
-        _ = self.token
+        self.make_token()
 
     def _settings(self, jars: JarCache, java: Java) -> Mapping[str, str]:
         replication = str(min(3, len(self.spec.brokers)))

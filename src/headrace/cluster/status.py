@@ -198,8 +198,8 @@ def _connectors_of(services: Sequence[Service], admin: Admin) -> tuple[Connector
 
     for service in services:
         if isinstance(service, Connect) and service.process.state == "running":
-            worker = Connectors(service.url, token=service.token, topics=topics, timeout_s=3, retry_s=0)
             try:
+                worker = Connectors(service.url, token=service.token, topics=topics, timeout_s=3, retry_s=0)
                 return tuple(found for found, _ in worker.everything())
             except HeadraceError:
                 return None
