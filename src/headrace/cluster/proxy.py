@@ -17,12 +17,14 @@ import hmac
 import http.client
 import json
 import os
+import string
 import sys
 import threading
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from headrace.home import remove_for_good
 
@@ -87,6 +89,9 @@ class _Passing(BaseHTTPRequestHandler):
         except _Refused as refused:
             self._answer(refused)
             return
+        except TimeoutError:
+            self._answer(_Refused(504, f"{self.server.route.name} has not answered within {_ANSWER_WITHIN_S} s"))
+            return
         except (OSError, http.client.HTTPException):
             name = self.server.route.name
             self._answer(_Refused(503, f"{name} is down: headrace start {name}"))
@@ -113,7 +118,7 @@ class _Passing(BaseHTTPRequestHandler):
         if origin is not None and origin not in {f"http://{name}:{self.server.route.port}" for name in _OUR_NAMES}:
             raise _Refused(403, "requests of other web pages are refused")
         token = self.server.route.token
-        if token and not hmac.compare_digest(_presented(self.headers.get("Authorization")), _secret(token)):
+        if token and not _is_secret(_presented(self.headers.get("Authorization")), _secret(token)):
             raise _Refused(401, f"the token is missing or wrong: send the text of {token} as Authorization: Bearer …")
 
     def _body(self) -> bytes:
@@ -143,7 +148,9 @@ class _Passing(BaseHTTPRequestHandler):
     def _ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
         """The service's answer. A kept connection may have died meanwhile: then a new one is tried, once."""
         route = self.server.route
-        path = self.path if self.path.startswith("/apis/") else route.prefix + self.path
+        # http.server has read the bytes as Latin-1; on their way on they must be ASCII.
+        path = quote(self.path, safe=string.punctuation, encoding="latin-1")
+        path = path if path.startswith("/apis/") else route.prefix + path
         ours = {"authorization", "content-length"} | ({"content-type"} if route.folders else set())
         headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_BY_HOP | ours}
         if route.folders and body:
@@ -157,10 +164,10 @@ class _Passing(BaseHTTPRequestHandler):
             upstream.request(self.command, path, body or None, headers)
             response = upstream.getresponse()
             answer = response.read()
-        except (OSError, http.client.HTTPException):
+        except (OSError, http.client.HTTPException) as error:
             upstream.close()
             self._upstream = None
-            if kept:
+            if kept and not isinstance(error, TimeoutError):
                 return self._ask(body)
             raise
         self._upstream = upstream
@@ -192,6 +199,11 @@ class _Passing(BaseHTTPRequestHandler):
 def _secret(file: str) -> bytes:
     """Read anew each time: the service behind gets another secret at each of its starts."""
     return Path(file).read_bytes().strip()
+
+
+def _is_secret(presented: bytes, secret: bytes) -> bool:
+    """True if they are equal. A secret that was lost (an empty file) is nobody's."""
+    return bool(secret) and hmac.compare_digest(presented, secret)
 
 
 def _presented(authorization: str | None) -> bytes:
