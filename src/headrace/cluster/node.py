@@ -185,4 +185,6 @@ def last_words(lines: Sequence[str]) -> str | None:
         for line in reversed(lines):
             if found := re.search(pattern, line):
                 return words.format(found[1].strip())
-    return cause(lines) if any(re.search(r"\b(FATAL|Exiting Kafka|shutting down)", line) for line in lines) else None
+    # An exception that was caught is no reason, nor is one before the error that ended the process.
+    fatal = [at for at, line in enumerate(lines) if re.search(r"\bFATAL\b|\bERROR .*(Exiting|shutting down)", line)]
+    return cause(lines[fatal[-1] :]) if fatal else None

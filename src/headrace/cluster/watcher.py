@@ -19,14 +19,15 @@ import select
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import IO
 
 import psutil
 
 from headrace.cluster import spec as plans
-from headrace.cluster.controllers import release_registration, report_silent
+from headrace.cluster.controllers import Controllers, Told
 from headrace.cluster.spec import ClusterSpec, Node
 from headrace.errors import HeadraceError
 from headrace.home import Home, read_json, write_json
@@ -37,6 +38,8 @@ FOLDER = "watcher"
 # How often records of processes are looked at; a death is noticed without that.
 _LOOK_EVERY_S = 0.2
 _RETRY_S = (0.03, 2.0)
+# What a controller is given to answer; on a machine that is far too busy it needs more than at first.
+_ANSWER_S, _ANSWER_PER_PAUSE = 2.0, 5
 #: A paused process may be resumed in a moment.
 PAUSED_S = 1.0
 # Nothing has run for so long: there is nothing to watch over.
@@ -45,7 +48,9 @@ _IDLE_S = 120.0
 #: A node that fails more often than this within that time stays dead.
 MOST_RESTARTS, WITHIN_S = 5, 600.0
 _LONGEST_BACKOFF_S = 60.0
-_LOCK_HELD = 3  # the exit code of a command that may not run beside another
+_SETUP_ERROR = 3  # the exit code of a command that found the lock held, among others
+# Kafka's log is followed by older ones: `.1` is the oldest.
+_ROTATED = (".3", ".2", ".1")
 
 _REGISTERED = re.compile(rb"^\[([\d:T,-]+)\] INFO .*Successfully registered broker \d+ with broker epoch (\d+)", re.M)
 
@@ -60,29 +65,39 @@ class Registrations:
 
     def last(self) -> tuple[float, int] | None:
         """The latest one, of this process or of an earlier one."""
-        if self._at == (0, 0):
-            for number in (3, 2, 1):
-                self._read(self.log.with_name(f"{self.log.name}.{number}"), 0)
         with suppress(OSError):
             found = self.log.stat()
-            inode, read = self._at
-            begin = read if inode == found.st_ino and read <= found.st_size else 0
-            self._at = (found.st_ino, self._read(self.log, begin))
+            if (found.st_ino, found.st_size) == self._at:
+                return self._last
+        with ExitStack() as opened:
+            files = self._files(opened)
+            known, end = self._at
+            unread = list(files) if known not in files else list(files)[list(files).index(known) :]
+            for inode in unread:
+                self._read(files[inode], end if inode == known else 0)
+                self._at = (inode, files[inode].tell())
         return self._last
 
-    def _read(self, file: Path, begin: int) -> int:
-        """Reads on from there; returns where the last whole line ends."""
-        try:
-            with file.open("rb") as lines:
-                lines.seek(begin)
-                text = lines.read()
-        except OSError:
-            return begin
+    def _files(self, opened: ExitStack) -> dict[int, IO[bytes]]:
+        """The log and those before it by inode, the oldest first. Opened from the newest on: none slips by."""
+        found: dict[int, IO[bytes]] = {}
+        for name in (self.log, *(self.log.with_name(self.log.name + suffix) for suffix in _ROTATED)):
+            with suppress(OSError):
+                file = opened.enter_context(name.open("rb"))
+                found.setdefault(os.fstat(file.fileno()).st_ino, file)
+        return dict(reversed(found.items()))
+
+    def _read(self, file: IO[bytes], begin: int) -> None:
+        """Reads on from there, up to where the last whole line ends."""
+        size = os.fstat(file.fileno()).st_size
+        begin = begin if begin <= size else 0  # another file with the number of one that is gone
+        file.seek(begin)
+        text = file.read()
         whole = text.rfind(b"\n") + 1
+        file.seek(begin + whole)
         for when, epoch in _REGISTERED.findall(text[:whole]):
             moment = datetime.fromisoformat(when.decode().replace(",", ".")).timestamp()
             self._last = (moment, int(epoch))
-        return begin + whole
 
 
 class _Watched:
@@ -121,6 +136,10 @@ class _Watched:
         # The kernel's start time is rounded, and the log's clock is another one.
         return last[0] > self.record.started - 1
 
+    @property
+    def answer_within_s(self) -> float:
+        return max(_ANSWER_S, _ANSWER_PER_PAUSE * self.pause_s)
+
     def retry(self, *, done: bool) -> None:
         self.pause_s = _RETRY_S[0] if done else min(2 * self.pause_s, _RETRY_S[1])
         self.next_try = time.monotonic() + self.pause_s
@@ -137,6 +156,7 @@ class Watcher:
         self._last_seen = time.monotonic()
         self._poll = select.poll()
         self._of_descriptor: dict[int, _Watched] = {}
+        self._told: Told = {}
 
     def run(self) -> None:
         """Returns when the cluster is gone, or nothing of it has run for a while."""
@@ -181,6 +201,8 @@ class Watcher:
         if node.handle is None:
             return
         self._last_seen = time.monotonic()
+        if node.node and node.node.broker:
+            node.registrations.last()  # before the log that says it is rotated away
         with suppress(psutil.Error):
             if psutil.Process(node.handle.pid).status() != psutil.STATUS_STOPPED:
                 node.paused_since = None
@@ -238,26 +260,30 @@ class Watcher:
         if node.restarting or (node.restart_at is not None and now >= node.restart_at):
             self._restart(node)
 
-    def _voters(self) -> list[Node]:
-        """The controllers that can be asked: a paused one would only be waited for."""
-        found = (self.nodes[voter.name] for voter in self.spec.voters) if self.spec else ()
-        return [watched.node for watched in found if watched.node and watched.runs and watched.paused_since is None]
+    def _controllers(self, node: _Watched) -> Controllers:
+        """Those that can be asked on behalf of the node: a paused one would only be waited for."""
+        spec = self.spec
+        found = (self.nodes[voter.name] for voter in spec.voters) if spec else ()
+        running = [watched.node for watched in found if watched.node and watched.runs and watched.paused_since is None]
+        return Controllers(spec.cluster_id if spec else "", running, node.answer_within_s)
 
     def _report(self, node: _Watched) -> None:
         if node.node is None or self.spec is None or not (node.paused_since or node.handle is None):
             node.to_report = False  # a service, or a node that runs again
             return
-        done = report_silent(self.spec.cluster_id, node.node, node.epoch(), self._voters())
-        node.to_report = not done
-        node.retry(done=done)
-        if done:
+        known = self._controllers(node).report_silent(node.node, node.epoch(), self._told)
+        node.to_report = known is None
+        node.retry(done=known is not None)
+        if known:
             _say(f"the controllers know that {node.name} is {'paused' if node.paused_since else 'gone'}")
+        elif known is False:
+            _say(f"{node.name} was not registered, or no controller runs that could be told")
 
     def _release(self, node: _Watched) -> None:
         if node.node is None or self.spec is None or node.to_release is None or node.is_registered():
             node.to_release = None
             return
-        done = release_registration(self.spec.cluster_id, node.node, node.to_release, self._voters())
+        done = self._controllers(node).release_registration(node.node, node.to_release)
         if done:
             node.to_release = None
         node.retry(done=done)
@@ -289,7 +315,7 @@ class Watcher:
         if code is None:
             return
         node.restarting = None
-        if code == _LOCK_HELD:
+        if code == _SETUP_ERROR and self.home.holder():
             node.restart_at = time.monotonic() + 1.0
         elif code and not node.runs and node.restart_at is None:
             self._plan_restart(node)

@@ -236,8 +236,17 @@ class ProcessHandle:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        #: Readable once the process has ended; None where the system has no such descriptors.
-        self.descriptor = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+        #: Readable once the process has ended; None where the system gives no such descriptors.
+        self.descriptor = self._open(pid)
+
+    @staticmethod
+    def _open(pid: int) -> int | None:
+        try:
+            return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+        except ProcessLookupError:
+            raise
+        except OSError:  # an old kernel, or a container that forbids it
+            return None
 
     def close(self) -> None:
         if self.descriptor is not None:
