@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.errors import Unreachable
 from headrace.transport.admin_clients import PROBE_TOPIC, kafka_python, kafka_python_client, refusal
 from headrace.transport.topic_admin import TopicAdmin
 from headrace.transport.topics import (
@@ -86,6 +87,8 @@ class Admin(TopicAdmin):
         """The state of the metadata quorum."""
         answer = self.ask_other(lambda client: client.describe_metadata_quorum())
         state = answer["topics"][0]["partitions"][0]
+        if state["error"]:  # during an election it names no leader, but a number nevertheless
+            raise Unreachable("the controllers have no leader at the moment", why=state["error"], hint="ask again")
         ends = {v["replica_id"]: v["log_end_offset"] for v in state["current_voters"]}
         end = max(ends.values(), default=0)
         followers = [(v, True) for v in state["current_voters"]] + [(o, False) for o in state["observers"]]
