@@ -40,6 +40,8 @@ def test_old_pins_are_overdue() -> None:
     [snappy] = [pin for pin in found if "snappy" in pin.package]
     assert snappy.where == "connect, kafka"
     assert found[snappy][0].fixed_in == "1.1.10.12"
+    [jetty] = [advisory for pin, (advisory, _) in found.items() if "jetty" in pin.package]
+    assert jetty.fixed_in == "12.0.40"
 
 
 def test_a_fix_may_wait_for_two_weeks() -> None:
