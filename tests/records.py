@@ -69,7 +69,7 @@ def leaders(bootstrap: str, topic: str) -> dict[int, int]:
     return {number: partition.leader for number, partition in found.partitions.items()}
 
 
-def wait_settled(bootstrap: str, *topics: str) -> None:
+def wait_settled(bootstrap: str, *topics: str, within_s: float = 60) -> None:
     """Every transaction in the topics has ended, so a read_committed reader sees whatever it ever will.
 
     A commit is answered when it is decided; the partitions hear of it a moment later.
@@ -82,7 +82,7 @@ def wait_settled(bootstrap: str, *topics: str) -> None:
         found = client.list_offsets(latest, isolation_level=isolation)
         return {(place.topic, place.partition): future.result(20).offset for place, future in found.items()}
 
-    eventually(lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED), 60)
+    eventually(lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED), within_s)
 
 
 def batch_of(payload: bytes, codec: Codec, *, base: int = 0, records: int = 1, checksum: int | None = None) -> bytes:

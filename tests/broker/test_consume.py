@@ -388,13 +388,13 @@ def test_a_scatter_plot_of_classes_that_only_topic_and_partition_know(
     assert (refused.code, "which is not read" in refused.err) == (2, True)
 
 
-@pytest.mark.parametrize("codec", ["none", "gzip", "zstd"])
-@pytest.mark.parametrize("checksum", ["wrong", "right"])
+# Without compression, other bytes with the right checksum are another record, not a damaged one.
+@pytest.mark.parametrize(
+    ("codec", "checksum"), [("none", "wrong"), *((c, s) for c in ("gzip", "zstd") for s in ("wrong", "right"))]
+)
 def test_a_damaged_batch_is_named_and_can_be_left_out(
     headrace_cluster: Cluster, headrace_topic: MakeTopic, run: Headrace, codec: str, checksum: str
 ) -> None:
-    if (codec, checksum) == ("none", "right"):
-        return  # then it is another record, not a damaged one
     topic = headrace_topic()
     options = ProduceOptions(settings={"compression.type": codec})
     for batch in range(4):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
 from headrace.cluster import Cluster
 from headrace.errors import Failed, UsageError
-from headrace.runtime.waiting import eventually
 from headrace.transport.consume import ConsumeOptions, consume
 from headrace.transport.produce import produce
 from headrace.transport.transactions import TransactionPlan, produce_in_transactions, transaction
@@ -19,7 +17,9 @@ from tests.records import wait_settled
 MakeTopic = Callable[..., str]
 
 
-def values(cluster: Cluster, topic: str, *, committed: bool) -> list[str]:
+def values(cluster: Cluster, topic: str, *, committed: bool, settled_within_s: float = 60) -> list[str]:
+    """What a reader sees once every transaction in the topic has ended: a commit is answered before it is visible."""
+    wait_settled(cluster.bootstrap, topic, within_s=settled_within_s)
     options = ConsumeOptions(isolation="committed" if committed else "uncommitted")
     return sorted((r.value or b"").decode() for r in consume(cluster, topic, options=options))
 
@@ -31,7 +31,6 @@ def test_the_coin_decides_and_the_readers_agree(headrace_cluster: Cluster, headr
     outcomes = [t.outcome for t in report.transactions]
     assert len(outcomes) == 20
     assert {"committed", "aborted"} == set(outcomes)
-    wait_settled(headrace_cluster.bootstrap, topic)
     expected = [v for n, outcome in enumerate(outcomes) for v in sent[4 * n : 4 * n + 4] if outcome == "committed"]
     assert values(headrace_cluster, topic, committed=True) == expected
     assert values(headrace_cluster, topic, committed=False) == sent
@@ -52,7 +51,6 @@ def test_a_transaction_over_two_topics_is_one(
     committed = [t for t in report["transactions"] if t["outcome"] == "committed"]
     assert 0 < len(committed) < 10
     assert {place[0] for t in committed for place in t["offsets"]} == {a, b}
-    wait_settled(headrace_cluster.bootstrap, a, b)
     for topic in (a, b):
         assert len(values(headrace_cluster, topic, committed=True)) == 2 * len(committed)
         assert len(values(headrace_cluster, topic, committed=False)) == 20
@@ -76,13 +74,8 @@ def test_a_topic_that_does_not_exist_is_named_or_created(headrace_cluster: Clust
     assert refused.value.hint == f"did you mean {there}?"
     with transaction(headrace_cluster, f"{there}-1", create=True) as tx:
         tx.send(f"{there}-new", "seen")
-    # Kafka acknowledges a commit before its markers are in the partitions: readers see it a moment later.
     for topic in (there, f"{there}-new"):
-        eventually(partial(_shows, headrace_cluster, topic, ["seen"]), 60)
-
-
-def _shows(cluster: Cluster, topic: str, expected: list[str]) -> bool:
-    return values(cluster, topic, committed=True) == expected
+        assert values(headrace_cluster, topic, committed=True) == ["seen"]
 
 
 def _send_and_raise(cluster: Cluster, topic: str) -> None:
@@ -117,6 +110,7 @@ def test_records_in_transactions_are_shaped_like_all_others(
         "--timestamp-field", "at", "--bootstrap", headrace_cluster.bootstrap, stdin='{"k":"x","at":1600000000}\n' * 3,
     )  # fmt: skip
     assert done.code == 0
+    wait_settled(headrace_cluster.bootstrap, topic)
     found = list(consume(headrace_cluster, topic))
     assert [(r.partition, r.key, r.timestamp_ms, r.headers) for r in found] == [
         (2, b"x", 1_600_000_000_000, (("a", b"b"),))
@@ -172,4 +166,4 @@ def test_a_block_whose_commit_is_refused_leaves_nothing_open(
     with pytest.raises(Failed), transaction(headrace_cluster) as tx:
         tx.send(topic, "x" * 2000)
     produce(headrace_cluster, topic, ["after"])
-    assert values(headrace_cluster, topic, committed=True) == ["after"]
+    assert values(headrace_cluster, topic, committed=True, settled_within_s=30) == ["after"]
