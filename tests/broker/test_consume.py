@@ -16,10 +16,11 @@ import pytest
 from kafka import KafkaProducer
 
 from headrace.cluster import Cluster
-from headrace.errors import UsageError
+from headrace.errors import Failed, UsageError
 from headrace.runtime.waiting import eventually
 from headrace.transport.admin import Admin
 from headrace.transport.batches import headers_in
+from headrace.transport.browse import Browser, Query
 from headrace.transport.consume import ConsumeOptions, consume, consume_arrow, reading
 from headrace.transport.offsets import Start, Until
 from headrace.transport.produce import ProduceOptions, produce
@@ -388,6 +389,17 @@ def test_a_scatter_plot_of_classes_that_only_topic_and_partition_know(
     assert (refused.code, "which is not read" in refused.err) == (2, True)
 
 
+# What is done to a batch: from which byte on, and what it is then.
+_PAYLOAD = (61 + 4, b"\xff" * 20)
+_HEADERS = {
+    "last offset too large": (23, (99 | 0x01000000).to_bytes(4, "big")),
+    "last offset too small": (23, (-5).to_bytes(4, "big", signed=True)),
+    "unknown format": (16, b"\x09"),
+    "no length": (0, b"\0" * 12),
+    "no header": (0, b"\0" * 61),
+}
+
+
 # Without compression, other bytes with the right checksum are another record, not a damaged one.
 @pytest.mark.parametrize(
     ("codec", "checksum"), [("none", "wrong"), *((c, s) for c in ("gzip", "zstd") for s in ("wrong", "right"))]
@@ -395,26 +407,69 @@ def test_a_scatter_plot_of_classes_that_only_topic_and_partition_know(
 def test_a_damaged_batch_is_named_and_can_be_left_out(
     headrace_cluster: Cluster, headrace_topic: MakeTopic, run: Headrace, codec: str, checksum: str
 ) -> None:
-    topic = headrace_topic()
-    options = ProduceOptions(settings={"compression.type": codec})
-    for batch in range(4):
-        assert produce(headrace_cluster, topic, [f"{batch}/{n}" for n in range(100)], options=options).complete
-    first, last = damage(headrace_cluster, topic, 150, checksum_is_right=checksum == "right")
+    topic = batches(headrace_cluster, headrace_topic(), codec)
+    first, last = damage(headrace_cluster, topic, 150, *_PAYLOAD, checksum_is_right=checksum == "right")
 
     where = ("consume", topic, "--bootstrap", headrace_cluster.bootstrap)
     stopped = run(*where)
     assert stopped.code == 1
     assert f"a batch of {topic}/0 is damaged: offsets {first} to {last}" in stopped.err
     assert "--on-bad skip" in stopped.err
+    assert stopped.out.split() == [value(n) for n in range(first)]  # what came before it was not lost
     went_on = run(*where, "--group", topic, "--on-bad", "skip")
     assert went_on.code == 0, went_on.err
-    assert went_on.out.split() == [f"{n // 100}/{n % 100}" for n in range(400) if not first <= n <= last]
+    assert went_on.out.split() == [value(n) for n in range(400) if not first <= n <= last]
     assert f"left out: {last - first + 1} records in 1 damaged batch" in went_on.err
     assert f"{topic}/0, offsets {first} to {last}" in went_on.err
     assert run(*where, "--group", topic).out == ""  # the group stands at the end, behind the damage
+    with Browser(headrace_cluster) as browser:
+        for begin in ("beginning", "end", "150"):
+            page = browser.page(Query(topic, start=Start.parse(begin), limit=400))
+            assert [(lost.first_offset, lost.last_offset) for lost in page.damaged] == [(first, last)]
+            expected = [n for n in range(150 * (begin == "150"), 400) if not first <= n <= last]
+            assert sorted(r.offset for r in page.records) == expected
+        with pytest.raises(Failed, match=f"damaged: {topic}/0, offsets {first} to {last}"):
+            browser.record(topic, 0, 150)
+        with pytest.raises(Failed, match="damaged"):
+            list(browser.lines(Query(topic, limit=400)))
+    counted = run(*where, "--on-bad", "skip", "--until", "count:250")
+    assert (counted.code, len(counted.out.split())) == (0, 250)
 
 
-def damage(cluster: Cluster, topic: str, offset: int, *, checksum_is_right: bool) -> tuple[int, int]:
+# librdkafka itself ends the process, by an assertion, where nothing but zeros follow good batches in one answer.
+@pytest.mark.parametrize(
+    ("what", "start"), [(what, start) for what in _HEADERS for start in (0, 100) if what != "no header" or start]
+)
+def test_a_damaged_header_loses_what_no_broker_gives_any_more_and_no_more(
+    headrace_cluster: Cluster, headrace_topic: MakeTopic, what: str, start: int
+) -> None:
+    """A broker looks for offsets by the headers: behind one without a length it finds only what its index leads to."""
+    topic = batches(headrace_cluster, headrace_topic(), "none")
+    damage(headrace_cluster, topic, 150, *_HEADERS[what])
+    options = ConsumeOptions(on_bad="skip", group=topic, start=Start("offset", start))
+    run = reading(headrace_cluster, [topic], options=options)
+    found = [record.offset for batch in run.batches() for record in batch.records()]
+    lost = {n for b in run.report.damaged for n in range(b.first_offset, b.last_offset + 1)}
+    assert found == [n for n in range(start, 400) if n not in lost and n not in range(100, 200)]
+    assert lost <= set(range(100, 299)), run.report.damaged
+    assert list(consume(headrace_cluster, topic, group=topic)) == []
+
+
+def value(number: int) -> str:
+    return f"{number:060}"
+
+
+def batches(cluster: Cluster, topic: str, codec: str) -> str:
+    """The topic with four batches of 100 records, each long enough for an entry in the index of the log."""
+    options = ProduceOptions(settings={"compression.type": codec})
+    for first in range(0, 400, 100):
+        assert produce(cluster, topic, map(value, range(first, first + 100)), options=options).complete
+    return topic
+
+
+def damage(
+    cluster: Cluster, topic: str, offset: int, at_byte: int, wrong: bytes, *, checksum_is_right: bool = False
+) -> tuple[int, int]:
     """The batch with the offset has other bytes on the disk; its first and last offset."""
     from kafka.record.util import calc_crc32c
 
@@ -426,7 +481,7 @@ def damage(cluster: Cluster, topic: str, offset: int, *, checksum_is_right: bool
         if header.base_offset <= offset <= header.last_offset:
             break
         at += header.size_bytes
-    data[at + 61 + 4 : at + 61 + 24] = b"\xff" * 20
+    data[at + at_byte : at + at_byte + len(wrong)] = wrong
     if checksum_is_right:
         data[at + 17 : at + 21] = calc_crc32c(bytes(data[at + 21 : at + header.size_bytes])).to_bytes(4, "big")
     with path.open("r+b") as file:  # in place: the broker serves what lies in the page cache

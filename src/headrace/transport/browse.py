@@ -26,8 +26,10 @@ from headrace.errors import Failed, NotFound, UsageError
 from headrace.transport.admin import Admin
 from headrace.transport.batches import BatchHeader
 from headrace.transport.client import HasBootstrap, connect
+from headrace.transport.damage import find, is_damage
 from headrace.transport.expression import Expression
 from headrace.transport.offsets import Start
+from headrace.transport.reading import DamagedBatch
 from headrace.transport.records import JsonRecord, headers_of
 from headrace.transport.render import Look
 from headrace.transport.survey import EARLIEST, LATEST, Survey
@@ -49,6 +51,8 @@ READING: Mapping[str, Any] = {
     "enable.partition.eof": True,
     "auto.offset.reset": "earliest",
     "isolation.level": "read_uncommitted",
+    # Without it a damaged batch that is not compressed gives wrong records, or fewer, and no error.
+    "check.crcs": True,
     # A page is small: no more is fetched ahead than it can use.
     "queued.min.messages": 2000,
     "queued.max.messages.kbytes": 8192,
@@ -75,7 +79,7 @@ class PartitionSpan(msgspec.Struct, frozen=True, kw_only=True):
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """Some records. `looked_at` counts those that were read to find them; `complete` is false if time ended first.
 
-    Of the `silent` partitions nothing is known: they have no leader that answers.
+    Of the `silent` partitions nothing is known: they have no leader that answers. What is `damaged` was left out.
     """
 
     records: tuple[BrowsedRecord, ...]
@@ -83,6 +87,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     looked_at: int
     complete: bool
     silent: tuple[int, ...] = ()
+    damaged: tuple[DamagedBatch, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,7 @@ class _Reading:
     reached: dict[int, int]
     messages: list[Any] = field(default_factory=list)
     size_bytes: int = 0
+    damaged: list[DamagedBatch] = field(default_factory=list)
 
     @property
     def cut(self) -> bool:
@@ -141,6 +147,19 @@ class _Reading:
             self.reached[number] = offset + 1
         if at_end or offset >= left[number] - 1:
             self.reached[number] = left.pop(number)
+
+    def leave_out(self, lost: DamagedBatch, left: dict[int, int]) -> int:
+        """Where the partition goes on behind the damaged batch."""
+        self.damaged.append(lost)
+        number, behind = lost.partition, lost.last_offset + 1
+        self.reached[number] = min(behind, left[number])
+        if behind >= left[number]:
+            del left[number]
+        return behind
+
+    def require_whole(self) -> None:
+        for lost in self.damaged:
+            raise Failed(f"a batch is damaged: {lost}", why=lost.reason)
 
 
 class Browser:
@@ -188,7 +207,9 @@ class Browser:
         with self._lock:
             found = self._topic(topic)
             spans = self._spans(found, _chosen(found, (partition,)))
-            messages = self._read({partition: (offset, offset + 1)}, topic).messages
+            read = self._read({partition: (offset, offset + 1)}, topic)
+            read.require_whole()
+            messages = read.messages
             if not messages or messages[0].offset() != offset:
                 raise NotFound(
                     f"{topic}/{partition} has no record at offset {offset}",
@@ -226,6 +247,7 @@ class Browser:
                 return
             with self._lock:
                 read = self._read(ranges, query.topic)
+            read.require_whole()
             wanted = [message for message in read.messages if query.matches(self.look, message)][:left]
             left -= len(wanted)
             for number, (low, high) in covered.items():
@@ -276,6 +298,7 @@ class Browser:
         covered = {number: (first, first) for number, first in self._firsts(query, spans).items()}
         found: list[BrowsedRecord] = []
         piece = _SEARCHED_AT_ONCE if query.filtered else max(10, query.limit)
+        damaged: list[DamagedBatch] = []
         looked, size, deadline = 0, 0, time.monotonic() + _SEARCH_S
         complete = True
         while len(found) < query.limit:
@@ -289,6 +312,7 @@ class Browser:
                 piece = max(1, len(read.messages) // (2 * len(ranges)))
                 continue
             looked, size = looked + len(read.messages), size + read.size_bytes
+            damaged += read.damaged
             found += [shown(self.look, message) for message in read.messages if query.matches(self.look, message)]
             for number, (first, _) in ranges.items():
                 low, high = covered[number]
@@ -297,7 +321,10 @@ class Browser:
         chosen = _ordered(found, backwards)[: query.limit]
         seen = [_span(spans[n], chosen, covered[n], backwards, len(found) > len(chosen)) for n in sorted(spans)]
         marked = self._marked(topic, chosen, () if query.filtered else seen)
-        return Page(records=tuple(_ordered(marked, backwards)), spans=tuple(seen), looked_at=looked, complete=complete)
+        return Page(
+            records=tuple(_ordered(marked, backwards)), spans=tuple(seen), looked_at=looked, complete=complete,
+            damaged=tuple(dict.fromkeys(damaged)),
+        )  # fmt: skip
 
     def _firsts(self, query: Query, spans: Mapping[int, PartitionSpan]) -> dict[int, int]:
         """Where reading begins in each partition."""
@@ -324,7 +351,7 @@ class Browser:
 
     def _read(self, ranges: Mapping[int, tuple[int, int]], topic: str) -> _Reading:
         """What lies in these ranges of offsets, as far as it is not too many bytes."""
-        from confluent_kafka import KafkaError, TopicPartition
+        from confluent_kafka import TopicPartition
 
         if self._consumer is None:
             # A name that nobody else has, because librdkafka wants one; the group is never joined.
@@ -335,20 +362,36 @@ class Browser:
         self._consumer.assign([TopicPartition(topic, number, ranges[number][0]) for number in left])
         try:
             while left and not read.cut:
-                for message in self._consumer.consume(
-                    min(5000, sum(e - read.reached[n] for n, e in left.items())), 0.05
-                ):
+                messages = self._consumer.consume(min(5000, sum(e - read.reached[n] for n, e in left.items())), 0.05)
+                self._take(messages, read, left)
+                if messages:
                     patience = time.monotonic() + _READ_PATIENCE_S
-                    number, error = message.partition(), message.error()
-                    if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                        raise Failed("the records could not be read", why=f"{error.str()} ({error.name()})")
-                    if number in left:
-                        read.take(message, error is not None, left)
                 if time.monotonic() > patience:
                     raise Failed("the records could not be read", why=f"partition {min(left)} of {topic} is silent")
         finally:
             self._consumer.unassign()
         return read
+
+    def _take(self, messages: Sequence[Any], read: _Reading, left: dict[int, int]) -> None:
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+        moved: set[int] = set()  # what else came of these belongs to before they went on elsewhere
+        for message in messages:
+            number, error = message.partition(), message.error()
+            if number not in left or number in moved:
+                continue
+            if error is None or error.code() == KafkaError._PARTITION_EOF:
+                read.take(message, error is not None, left)
+                continue
+            topic = message.topic()
+            lost = find(self._survey, self._topic(topic), message, read.reached[number]) if is_damage(error) else None
+            if lost is None:
+                raise Failed("the records could not be read", why=f"{error.str()} ({error.name()})")
+            moved.add(number)
+            try:
+                self._consumer.seek(TopicPartition(topic, number, read.leave_out(lost, left)))
+            except KafkaException as refused:
+                raise Failed("the records could not be read", why=refused.args[0].str()) from None
 
     # -- what became of them ------------------------------------------------------------------------------------
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.errors import CodecError, Failed, HeadraceError
 from headrace.transport.admin import Admin
+from headrace.transport.damage import find, is_damage
 from headrace.transport.offsets import Place
 from headrace.transport.reading import Batch, DamagedBatch, OwnershipEvent, Span
 from headrace.transport.records import one_line
@@ -157,47 +157,59 @@ class Member:
         return max(1, min(_BATCH, int(until.value) - self.shared.promised))
 
     def _take(self, messages: list[Any]) -> list[Any]:
-        """Errors handled, ends respected; the messages that are wanted. All are counted once they are handed on."""
-        ends, kept = self.shared.ends, []
+        """The messages that are wanted; all are counted once they are handed on."""
+        kept = []
         wanted = None if self.options.filter.everything else self.options.filter.matches
+        counting = self.options.until.kind == "count"
         spans: dict[Place, Span] = {}
         size = 0
-        for message in self._cut(messages) if self.options.until.kind == "count" else messages:
-            if message.error() is not None:
-                self._on_message_error(message)
-                continue
-            place, offset = (message.topic(), message.partition()), message.offset()
-            if self._behind and offset < self._behind.get(place, 0):
-                continue
-            if ends is not None and offset >= ends[place]:
-                self._unhanded[place] = max(self._unhanded.get(place, 0), ends[place])
-                continue
+        for place, message in self._readable(messages, spans):
+            is_wanted = wanted is None or wanted(message)
+            if counting and not self._has_room(is_wanted):
+                break
+            offset = message.offset()
             span = spans.get(place)
             if span is None:
                 span = spans[place] = Span(first_offset=offset)
             span.records += 1
             span.last_offset = offset
-            if wanted is None or wanted(message):
+            if is_wanted:
                 kept.append(message)
                 size += len(message)
-        self._unhanded.update({place: span.last_offset + 1 for place, span in spans.items()})
+        for place, span in spans.items():
+            self._unhanded[place] = max(self._unhanded.get(place, 0), span.last_offset + 1)
         self._uncounted = (spans, len(kept), size)
         if spans:
             self.shared.last_record = time.monotonic()
         return kept
 
-    def _cut(self, messages: list[Any]) -> list[Any]:
+    def _readable(self, messages: list[Any], spans: Mapping[Place, Span]) -> Iterator[tuple[Place, Any]]:
+        """The messages that are records, errors handled and ends respected. `spans` is what was taken so far."""
+        ends = self.shared.ends
+        #: Partitions that go on elsewhere: what else came of them belongs to before that.
+        moved: set[Place] = set()
+        for message in messages:
+            place = (message.topic(), message.partition())
+            if moved and place in moved:
+                continue
+            if message.error() is not None:
+                try:
+                    moved.update([place] if self._on_message_error(message, spans.get(place)) else [])
+                except HeadraceError as error:
+                    self._error = error  # raised by the next poll: what came before it is handed on
+                    return
+            elif ends is not None and message.offset() >= ends[place]:
+                self._unhanded[place] = max(self._unhanded.get(place, 0), ends[place])
+            elif not self._behind or message.offset() >= self._behind.get(place, 0):
+                yield place, message
+
+    def _has_room(self, is_wanted: bool) -> bool:
         """With `count:N`, all members together take no more than N wanted records; what lies behind them is left."""
-        matches = self.options.filter.matches
         with self.shared.lock:
-            room = int(self.options.until.value) - self.shared.promised
-            for at, message in enumerate(messages):
-                if room == 0:
-                    return messages[:at]
-                if message.error() is None and matches(message):
-                    room -= 1
-                    self.shared.promised += 1
-        return messages
+            if self.shared.promised >= self.options.until.value:
+                return False
+            self.shared.promised += is_wanted
+        return True
 
     def _count(self) -> None:
         spans, matched, size = self._uncounted
@@ -211,63 +223,64 @@ class Member:
         report.matched += matched
         report.bytes += size
 
-    def _on_message_error(self, message: Any) -> None:
+    def _on_message_error(self, message: Any, span: Span | None) -> bool:
+        """True if the partition goes on elsewhere. `span` is what was taken of it just now."""
         from confluent_kafka import KafkaError
 
         error = message.error()
+        place = (message.topic(), message.partition())
         if error.code() == KafkaError._PARTITION_EOF:
             # Also past control records and compacted gaps, where no record carries the last offset.
-            place = (message.topic(), message.partition())
             if message.offset() >= self._behind.get(place, 0):
                 self._unhanded[place] = message.offset()
-        elif error.code() in {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._NOT_IMPLEMENTED}:
-            self._on_damage(message)
+        elif is_damage(error) and place[0]:
+            return self._on_damage(message, place, self._stands(place, span))
         elif not error.retriable() and error.code() not in {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}:
             raise Failed("Kafka refused to go on reading", why=f"{error.str()} ({error.name()})")
+        return False
 
-    def _on_damage(self, message: Any) -> None:
-        """The reading ends with the place of the damaged batch, or goes on behind it."""
+    def _stands(self, place: Place, span: Span | None) -> int:
+        """The first offset that was not taken yet."""
+        shared = self.shared
+        known = (shared.positions.get(place, shared.starts[place]), self._unhanded.get(place, 0))
+        return max(*known, span.last_offset + 1 if span else 0)
+
+    def _on_damage(self, message: Any, place: Place, stands: int) -> bool:
+        """The reading ends with the place of the damaged batch, or goes on behind it: then True."""
         from confluent_kafka import KafkaException, TopicPartition
 
-        place = (message.topic(), message.partition())
-        if not place[0]:
-            raise Failed("Kafka refused to go on reading", why=message.error().str())
         if message.offset() >= self._behind.get(place, 0):
-            found = self._damaged(message)
-            if found is None and place in self._behind:
-                return  # what follows the damage was misread: the seek below is not done yet
+            found = self._damaged(message, stands)
             if found is None or self.options.on_bad == "stop":
-                raise Failed(
-                    f"a batch of {place[0]}/{place[1]} is damaged: "
-                    + (
-                        f"offsets {found.first_offset} to {found.last_offset}"
-                        if found
-                        else f"offset {message.offset()}"
-                    ),
-                    why=message.error().str(),
-                    hint="--on-bad skip leaves such batches out and counts them; another replica may have them whole",
-                )
+                raise self._stopped_by_damage(message, found)
             with self.shared.lock:
                 self.shared.report.damaged.append(found)
             self._behind[place] = self._unhanded[place] = found.last_offset + 1
-        with suppress(KafkaException):  # the partition was revoked, or is not being fetched yet: the error comes again
-            self.consumer.seek(TopicPartition(*place, self._behind[place]))
+        try:
+            self.consumer.seek(TopicPartition(*place, max(stands, self._behind[place])))
+        except KafkaException:  # the partition was revoked, or is not being fetched yet: the error comes again
+            return False
+        return True
 
-    def _damaged(self, message: Any) -> DamagedBatch | None:
-        """The batch at the message's offset by its header, which is never compressed; None if no broker tells it."""
+    def _stopped_by_damage(self, message: Any, found: DamagedBatch | None) -> Failed:
+        where = f"offsets {found.first_offset} to {found.last_offset}" if found else f"offset {message.offset()}"
+        can_skip = found is not None and self.options.on_bad == "stop"
+        return Failed(
+            f"a batch of {message.topic()}/{message.partition()} is damaged: {where}",
+            why=message.error().str(),
+            hint="--on-bad skip leaves such batches out and counts them; another replica may have them whole"
+            if can_skip
+            else None,
+        )
+
+    def _damaged(self, message: Any, stands: int) -> DamagedBatch | None:
         from headrace.transport.survey import Survey
-        from headrace.transport.visibility import Fates
 
-        topic, partition = message.topic(), message.partition()
         with (
             Admin(self.shared.connection) as admin,
             Survey(self.shared.connection, patience_s=_HEADER_WITHIN_S) as survey,
         ):
-            batch = Fates(survey).log(admin.topic(topic), partition, [message.offset()]).batch(message.offset())
-        if batch is None:
-            return None
-        reason = message.error().str()
-        return DamagedBatch(topic, partition, batch.base_offset, batch.last_offset, batch.records, reason)
+            return find(survey, admin.topic(message.topic()), message, stands)
 
     def _on_error(self, error: Any) -> None:
         if error.fatal():

@@ -16,6 +16,7 @@ from typing import Any
 from headrace.errors import HeadraceError
 from headrace.transport.browse import READING, Query, shown
 from headrace.transport.client import HasBootstrap, connect
+from headrace.transport.damage import is_damage
 from headrace.transport.offsets import Start, look_up
 from headrace.transport.render import Look
 from headrace.transport.visibility import BrowsedRecord
@@ -91,7 +92,9 @@ class Tail:
     def _take_in(self, consumer: Any, positions: dict[tuple[str, int], int]) -> None:
         messages = consumer.consume(_AT_ONCE, _PAUSE_S)
         for message in messages:
-            if message.error() is None:
+            if message.error() is not None:
+                self._on_error(consumer, message, positions)
+            else:
                 positions[message.topic(), message.partition()] = message.offset() + 1
                 self._seen += 1
                 if self._query.matches(self._look, message):
@@ -100,6 +103,17 @@ class Tail:
         if len(messages) == _AT_ONCE:
             self._skip(consumer, positions)
             time.sleep(_PAUSE_S)
+
+    def _on_error(self, consumer: Any, message: Any, positions: dict[tuple[str, int], int]) -> None:
+        """Behind a damaged batch the tail goes on with the newest: it would wait there for ever."""
+        from confluent_kafka import TopicPartition
+
+        place = (message.topic(), message.partition())
+        if place in positions and is_damage(message.error()):
+            self._problem = f"a batch of {place[0]}/{place[1]} is damaged: the tail goes on behind it"
+            _, end = consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+            positions[place] = max(end, positions[place] + 1)
+            self._assign(consumer, positions)
 
     def _keep(self, message: Any) -> None:
         with self._lock:

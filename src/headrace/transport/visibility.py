@@ -79,13 +79,13 @@ class Fates:
 
     def _fetch_headers(self, log: Log, topic: str, partition: int, leader: int, offset: int) -> None:
         committed = log.stable is None or offset < log.stable
-        answer = self._fetch(topic, partition, leader, offset, committed=committed)
+        answer = self.fetch(topic, partition, leader, offset, committed=committed)
         if answer is None:
             return
         if committed:
             log.add_stable(answer)
             if offset >= answer.last_stable_offset:
-                again = self._fetch(topic, partition, leader, offset, committed=False)
+                again = self.fetch(topic, partition, leader, offset, committed=False)
                 log.add_unstable(again)
         else:
             log.add_unstable(answer)
@@ -95,7 +95,7 @@ class Fates:
         budget = _LOOK_AHEAD_BYTES
         at = log.unstable_until
         while log.undecided and at is not None and at < log.high_watermark and budget > 0:
-            answer = self._fetch(topic, partition, leader, at, committed=False)
+            answer = self.fetch(topic, partition, leader, at, committed=False)
             if answer is None or not answer.records:
                 break
             budget -= len(answer.records)
@@ -105,16 +105,26 @@ class Fates:
             at = log.unstable_until
         log.searched_to_the_end = at is not None and at >= log.high_watermark
 
-    def _fetch(self, topic: str, partition: int, leader: int, offset: int, *, committed: bool) -> Any:
+    def fetch(
+        self,
+        topic: str,
+        partition: int,
+        leader: int,
+        offset: int,
+        *,
+        committed: bool,
+        most_bytes: int = _FETCH_BYTES,
+    ) -> Any:
+        """What the leader gives for the offset: whole batches, raw; None if it gives nothing in time."""
         from kafka.protocol.consumer import FetchRequest
 
         topics = FetchRequest.FetchTopic
         request = FetchRequest(
-            replica_id=-1, max_wait_ms=5, min_bytes=0, max_bytes=_FETCH_BYTES, isolation_level=int(committed),
+            replica_id=-1, max_wait_ms=5, min_bytes=0, max_bytes=most_bytes, isolation_level=int(committed),
             session_id=0, session_epoch=-1, rack_id="", forgotten_topics_data=[],
             topics=[topics(topic=topic, partitions=[topics.FetchPartition(
                 partition=partition, current_leader_epoch=-1, fetch_offset=offset, last_fetched_epoch=-1,
-                log_start_offset=-1, partition_max_bytes=_FETCH_BYTES)])],
+                log_start_offset=-1, partition_max_bytes=most_bytes)])],
             max_version=12,  # later ones name topics by their ids
         )  # fmt: skip
         # An answer that comes later may be about another topic, or from before the end of a transaction.

@@ -307,6 +307,8 @@ class _Browsing:
                 told += "; time was up: go on with Older or Newer"
         if found.silent:
             told += f"; partition {', '.join(map(str, found.silent))} has no leader that answers"
+        for lost in found.damaged:
+            told += f"; left out, because a batch is damaged: {lost}"
         put(self.summary, told)
         self._log(found)
         widgets.attribute(self.export, "href", self.asked.export(self.topic))
