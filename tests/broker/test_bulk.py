@@ -163,6 +163,13 @@ def test_a_setting_that_does_not_exist_is_named(rich: bool) -> None:
     assert "linger.mss" in str(caught.value)
 
 
+@pytest.mark.parametrize("value", ["abc", "-5", "99999999999"])
+@pytest.mark.parametrize("name", ["message.timeout.ms", "delivery.timeout.ms"])
+def test_a_timeout_that_cannot_be_is_refused(name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} cannot be '{value}'"):
+        BulkSender({"bootstrap.servers": NOBODY, name: value}, "anywhere")
+
+
 def test_a_python_callback_in_the_settings_takes_the_other_path() -> None:
     with BulkSender({"bootstrap.servers": NOBODY, "stats_cb": print}, "anywhere") as sender:
         assert not sender.native

@@ -142,6 +142,28 @@ def test_what_times_out_while_all_are_away_is_doubled_by_nothing_and_marked(
     assert not [value for value, maybe in failed.items() if value in written and not maybe]
 
 
+def test_a_stuck_partition_times_out_while_others_go_on(headrace_faults: Cluster, headrace_topic: MakeTopic) -> None:
+    topic = headrace_topic(partitions=3, replication=1)
+    leader = leaders(headrace_faults.bootstrap, topic)[0]
+    failed: list[int] = []
+    began = time.monotonic()
+    options = ProduceOptions(
+        pace=Pace(rate=100),
+        settings={"message.timeout.ms": 3000},
+        on_failed=lambda _, record: failed.append(record.partition),
+    )
+    numbers = itertools.takewhile(lambda _: not failed and time.monotonic() - began < 40, itertools.count())
+    headrace_faults.pause(leader)
+    try:
+        report = produce(headrace_faults, topic, map(str, numbers), options=options)
+    finally:
+        headrace_faults.resume(leader)
+    assert set(failed) == {0}
+    assert report.acknowledged > 100
+    written = Counter(record.value for record in read(headrace_faults.bootstrap, topic))
+    assert set(written.values()) == {1}
+
+
 def test_offsets_are_told_while_leaders_change(headrace_faults: Cluster, headrace_topic: MakeTopic) -> None:
     cluster = headrace_faults
     topic = headrace_topic(partitions=30, replication=3)

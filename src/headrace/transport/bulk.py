@@ -7,7 +7,8 @@ headers or timestamps, which librdkafka's batch call does not know. `Producer.pr
 used: it drops headers silently, and its callback per record costs as much as `produce()`.
 It never opens files, never retries what librdkafka gave up on, and never drops a record: `send` waits.
 
-Records time out together: when nothing was acknowledged for `message.timeout.ms`, all that is pending is given up.
+Records time out together: when nothing was acknowledged for `message.timeout.ms`, all that is pending is given up; and
+when one record waits twice as long, because its partition is stuck while others go on, it takes along what is pending.
 librdkafka itself would let one after the other time out, begin a new epoch at the first of them, and send the younger
 ones again under new numbers, by which a broker cannot tell that it has them already.
 
@@ -56,8 +57,11 @@ _MAX_PENDING_KBYTES = 65_536
 _STEP_S = 0.1
 _PURGE_WITHIN_S = 10.0
 _TIMEOUT = "message.timeout.ms"
+_OTHER_NAME = "delivery.timeout.ms"  # of the same setting
 _TIMEOUT_MS = 300_000  # librdkafka's own default
-_NEVER = {_TIMEOUT: "0"}
+_LONGEST_MS = 2_147_483_647
+# Long enough for what other partitions have under way, shorter than it takes librdkafka to send anything again.
+_SETTLE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -122,9 +126,10 @@ class BulkSender:
         rich: bool = False,
         stop: threading.Event | None = None,
     ) -> None:
-        self._timeout_s = int(config.get(_TIMEOUT, config.get("delivery.timeout.ms", _TIMEOUT_MS))) / 1000
-        settings = {name: value for name, value in config.items() if name != "delivery.timeout.ms"}
-        settings = {**_TUNED, **settings, **_NEVER}
+        timeout_ms = _timeout_ms(config)
+        self._timeout_s = timeout_ms / 1000
+        settings = {name: value for name, value in config.items() if name != _OTHER_NAME}
+        settings = {**_TUNED, **settings, _TIMEOUT: str(min(2 * timeout_ms, _LONGEST_MS))}
         self.topic = topic
         self.tally = DeliveryTally()
         self.failures: list[Undelivered] = []
@@ -139,6 +144,7 @@ class BulkSender:
         self._stop = stop
         self._progress_at = time.monotonic()
         self._given_up = False
+        self._stuck = False
 
     @property
     def pending(self) -> int:
@@ -243,23 +249,31 @@ class BulkSender:
 
     def _give_up_if_stalled(self) -> None:
         stalled_s = time.monotonic() - self._progress_at
-        if self._producer.pending and 0 < self._timeout_s < stalled_s:
+        if self._stuck:
+            self._wait_until(time.monotonic() + _SETTLE_S)
+        elif not 0 < self._timeout_s < stalled_s:
+            return
+        if self._producer.pending:
             self._given_up = True
             self._purge()
             self._given_up = False
-            self._progress_at = time.monotonic()
+        self._stuck = False
+        self._progress_at = time.monotonic()
 
     def _purge(self) -> None:
         """Nothing is pending any more: what was has failed."""
         if not self._producer.pending:
             return
         self._producer.purge()
-        deadline = time.monotonic() + _PURGE_WITHIN_S
+        self._wait_until(time.monotonic() + _PURGE_WITHIN_S)
+
+    def _wait_until(self, deadline: float) -> None:
         while self._producer.pending and time.monotonic() < deadline:
             with _interrupt_deferred():
                 self._count(self._producer.reports(_STEP_S))
 
     def _count(self, found: Sequence[Report]) -> None:
+        self._stuck = self._stuck or any(isinstance(r, Undelivered) and r.reason == TIMED_OUT for r in found)
         reports = [self._explained(report) for report in found]
         for report in reports:
             if isinstance(report, Acknowledged):
@@ -277,6 +291,19 @@ class BulkSender:
             return report
         reason = TIMED_OUT if self._given_up else report.reason
         return replace(report, reason=self._explain(report.partition, reason) if self._explain else reason)
+
+
+def _timeout_ms(config: Mapping[str, Any]) -> int:
+    """How long a record may take, by either name of the setting; 0 is for ever."""
+    name = _TIMEOUT if _TIMEOUT in config else _OTHER_NAME
+    given = config.get(name, _TIMEOUT_MS)
+    try:
+        found = int(given)
+    except (TypeError, ValueError):
+        found = -1
+    if not 0 <= found <= _LONGEST_MS:
+        raise UsageError(f"{name} cannot be {given!r}", hint=f"0 (for ever) to {_LONGEST_MS} milliseconds")
+    return found
 
 
 class _Path(Protocol):

@@ -393,7 +393,7 @@ class _OneProducer:
     def _sender(self, topic: str) -> BulkSender:
         if topic not in self.senders:
             given = {**self.producing.connection.properties, **self.options.settings}
-            ours = {"message.timeout.ms": _PATIENCE_MS}
+            ours = {} if "delivery.timeout.ms" in given else {"message.timeout.ms": _PATIENCE_MS}
             if str(given.get("enable.idempotence", True)).lower() == "true":
                 ours["socket.timeout.ms"] = _ANSWER_WITHIN_MS
             settings = self.producing.connection.settings(ours, given)
@@ -402,7 +402,7 @@ class _OneProducer:
                 {**PRODUCER_DEFAULTS, **settings},
                 topic,
                 on_failed=(lambda record: report(topic, record)) if report else None,
-                explain=Undeliverable(self.producing.connection, topic).reason,
+                explain=Undeliverable(self.producing.connection, topic, given).reason,
                 rich=self.shaper.wanted.rich,
                 stop=self.producing.stop,
             )
