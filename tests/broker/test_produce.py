@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -17,15 +18,20 @@ from confluent_kafka.admin import AdminClient
 from kafka import KafkaConsumer
 
 from headrace.cluster import Cluster
-from headrace.errors import UsageError
+from headrace.console import backend
+from headrace.errors import Failed, UsageError
+from headrace.monitor.look import Target
 from headrace.runtime.waiting import eventually
 from headrace.transport.admin import Admin
+from headrace.transport.client import connect
 from headrace.transport.consume import consume
 from headrace.transport.inputs import InputOptions
+from headrace.transport.librdkafka import TIMED_OUT
 from headrace.transport.pace import Pace
 from headrace.transport.partitioner import partition_of
 from headrace.transport.produce import ProduceOptions, produce
 from headrace.transport.shaping import Shaping
+from headrace.transport.undelivered import Undeliverable
 from tests.conftest import Headrace
 from tests.records import read
 
@@ -170,7 +176,7 @@ def test_without_a_flush_what_is_left_is_counted_as_failed(
 
 
 def test_the_reason_of_failed_deliveries_is_what_the_broker_refused_them_for(
-    headrace_faults: Cluster, headrace_topic: MakeTopic, run: Headrace
+    headrace_faults: Cluster, headrace_topic: MakeTopic, run: Headrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """librdkafka retries for as long as it may, and then says no more than that the time is over."""
     topic = headrace_topic(replication=3, min_insync_replicas=3)
@@ -187,6 +193,22 @@ def test_the_reason_of_failed_deliveries_is_what_the_broker_refused_them_for(
     assert re.search(r"  1 failed: .*large", done.err)
     kept = [json.loads(line)["reason"] for line in (run.folder / f"{topic}.failed.ndjson").read_text().splitlines()]
     assert kept.count(reason) == 3
+    # With the setting's other name, in a transaction, and from the console.
+    timeout = ("--set", "delivery.timeout.ms=2000", "--set", "linger.ms=0")
+    began = time.monotonic()
+    other = run("produce", topic, *where, *timeout, stdin="one")
+    assert time.monotonic() - began < 60
+    assert f"  1 failed: {reason}" in other.err
+    together = run("produce", topic, *where, "--transaction", 2, "--set", "message.timeout.ms=2000", stdin="one")
+    assert together.code == 1
+    assert reason in together.err
+    monkeypatch.setattr(backend, "_DELIVERY_S", 2.0)
+    desk = backend.Desk(Target(connect(headrace_faults)), None, None)  # type: ignore[arg-type]
+    with pytest.raises(Failed) as refused:
+        desk._deliver(backend.NewRecord(topic, b"one"))
+    assert reason in str(refused.value.why)
+    # Who waits for one replica only is not refused for want of the others.
+    assert Undeliverable(connect(headrace_faults), topic, {"acks": "1"}).reason(0, TIMED_OUT) == TIMED_OUT
 
 
 def test_a_record_over_the_limit_fails_alone_and_is_kept(

@@ -17,7 +17,10 @@ from confluent_kafka.admin import (
 
 from headrace.cluster import Cluster
 from headrace.transport.admin import Admin, NewTopic
+from headrace.transport.client import connect
+from headrace.transport.librdkafka import TIMED_OUT
 from headrace.transport.produce import produce
+from headrace.transport.undelivered import Undeliverable
 from tests.conftest import Headrace
 
 _AUTHORIZER = {
@@ -58,6 +61,9 @@ def test_a_refused_record_is_kept_with_the_reason(cluster: Cluster, home: Path, 
     assert "0 records acknowledged, 1 failed, of 1 read" in refused.err
     kept = json.loads((run.folder / "secret.failed.ndjson").read_text())
     assert (kept["value"], kept["reason"]) == ("hi", "Broker: Topic authorization failed")
+    # The right to write is not the right to see settings: that refusal is not why a record timed out.
+    rule(cluster.bootstrap, "secret", AclOperation.DESCRIBE_CONFIGS, AclPermissionType.DENY)
+    assert Undeliverable(connect(cluster), "secret").reason(0, TIMED_OUT) == TIMED_OUT
 
 
 def test_a_refused_reading_ends_and_says_so(cluster: Cluster, home: Path, run: Headrace) -> None:

@@ -28,6 +28,7 @@ from headrace.transport.groups import Groups, PlannedOffset, ResetTo
 from headrace.transport.render import Look
 from headrace.transport.schemas import LEVELS, Level, Registry, Schema, Verdict
 from headrace.transport.topics import Cleaned, Elected, NewTopic, TopicDescription
+from headrace.transport.undelivered import Undeliverable
 
 T = TypeVar("T")
 
@@ -165,7 +166,8 @@ class Desk:
             raise Failed(f"{record.topic} took nothing within {_DELIVERY_S:g} s", hint="is a broker down?")
         error, message = told[0]
         if error is not None:
-            raise Failed(f"{record.topic} did not take the record", why=f"{error.str()} ({error.name()})")
+            why = Undeliverable(self.target.connection, record.topic).reason(message.partition(), error.str())
+            raise Failed(f"{record.topic} did not take the record", why=f"{why} ({error.name()})")
         return message.partition(), message.offset()
 
     # -- groups -------------------------------------------------------------------------------------------------

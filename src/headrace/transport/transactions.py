@@ -26,6 +26,7 @@ from headrace.transport.admin import Admin, NewTopic
 from headrace.transport.client import Connection, HasBootstrap, connect, unreachable
 from headrace.transport.inputs import BadPiece, InputBatch, InputOptions, Place, RecordReader
 from headrace.transport.shaping import Outgoing, Shaper, Shaping, encode_value
+from headrace.transport.undelivered import Undeliverable
 
 #: A transaction that was to be committed and had to be aborted has failed.
 Outcome = Literal["committed", "aborted", "failed", "fenced", "unknown"]
@@ -98,6 +99,8 @@ class Transaction:
         self._require = require
         self.offsets: list[tuple[str, int, int]] = []
         self.sent = 0
+        #: Topic, partition and the client's words of the first record that was not delivered.
+        self.undelivered: tuple[str, int, str] | None = None
 
     def send(
         self, topic: str, value: Any, *, key: str | bytes | None = None, partition: int = -1, **extras: Any
@@ -126,6 +129,8 @@ class Transaction:
     def _delivered(self, error: Any, message: Any) -> None:
         if error is None:
             self.offsets.append((message.topic(), message.partition(), message.offset()))
+        elif self.undelivered is None:
+            self.undelivered = (message.topic(), message.partition(), error.str())
 
 
 @contextmanager
@@ -348,6 +353,7 @@ class _Transactional:
             **(settings or {}),
         }
         self._producer: Any = None
+        self._opened: Transaction | None = None
         self._open()
 
     def _open(self) -> None:
@@ -356,7 +362,8 @@ class _Transactional:
 
     def begin(self) -> Transaction:
         self._call(self._producer.begin_transaction)
-        return Transaction(self._producer, self._require)
+        self._opened = Transaction(self._producer, self._require)
+        return self._opened
 
     def _require(self, topic: str) -> None:
         """The topic exists. librdkafka would wait for it, and then abort the transaction without its name."""
@@ -388,6 +395,12 @@ class _Transactional:
         except Failed:
             self._open()
 
+    def _why(self, said: str) -> str:
+        """The client's words, with what the cluster says about a record that timed out."""
+        topic, partition, reason = (self._opened and self._opened.undelivered) or ("", -1, "")
+        found = Undeliverable(self._connection, topic, self._settings).reason(partition, reason)
+        return f"{said}: {found}" if found != reason else said
+
     def _call(self, call: Callable[[], object], *, deciding: bool = False) -> None:
         """The call succeeded, having been repeated while Kafka said that it may be."""
         from confluent_kafka import KafkaException
@@ -408,7 +421,7 @@ class _Transactional:
                 if error.retriable() and time.monotonic() < deadline:
                     continue
                 if error.txn_requires_abort():
-                    raise _MustAbort(error.str()) from None
+                    raise _MustAbort(self._why(error.str())) from None
                 if deciding:
                     raise _OutcomeUnknown(error.str()) from None
                 if error.fatal() or not error.retriable():
