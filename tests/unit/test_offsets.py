@@ -8,6 +8,7 @@ from datetime import datetime
 import pytest
 
 from headrace.errors import UsageError
+from headrace.transport.groups import ResetTo
 from headrace.transport.offsets import Start, Until, parse_span
 
 
@@ -30,6 +31,15 @@ def test_untils() -> None:
 def test_what_is_no_place_is_said(text: str) -> None:
     with pytest.raises(UsageError, match="invalid value"):
         Until.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["²", "@99999999999999999999999", "-99999999999999999d", "-" + "9" * 400 + "d", "9" * 5000]
+)
+def test_numbers_that_kafka_cannot_hold_are_refused(text: str) -> None:
+    for parse in (Start.parse, ResetTo.parse, lambda text: Until.parse(f"count:{text}")):
+        with pytest.raises(UsageError, match="invalid value"):
+            parse(text)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("250ms", 0.25), ("2s", 2), ("10min", 600), ("1h", 3600), ("1.5", 1.5)])

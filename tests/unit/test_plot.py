@@ -71,6 +71,7 @@ def test_what_is_not_in_the_picture_is_counted(tmp_path: Path) -> None:
         [1, 2],
         b"no JSON",
         b"",
+        b"[" * 5000 + b"]" * 5000,
         {"x": None, "y": {"z": 1}},
     ]
     for value in values:

@@ -121,7 +121,7 @@ def _topics(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> li
     topics: list[tuple[str, int | None]] = []
     for text in given:
         name, colon, number = text.partition(":")
-        if not name or (colon and not number.isdigit()):
+        if not name or (colon and not number.isdecimal()):
             raise click.BadParameter(f"{text!r} is neither TOPIC nor TOPIC:PARTITION")
         topics.append((name, int(number) if colon else None))
     return topics

@@ -40,7 +40,7 @@ def _references(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -
     for text in given:
         name, _equals, target = text.partition("=")
         subject, _colon, version = target.rpartition(":")
-        if not (name and subject and version.isdigit()):
+        if not (name and subject and version.isdecimal()):
             raise click.BadParameter(f"{text!r} is not of the form NAME=SUBJECT:VERSION")
         found.append(Reference(name, subject, int(version)))
     return tuple(found)
@@ -273,7 +273,7 @@ def diff(app: App, subject: str, old: str | None, new: str | None) -> None:
 
 
 def _version_or_file(registry: Registry, subject: str, text: str) -> Schema:
-    return registry.version(subject, int(text)).schema if text.isdigit() else _read(Path(text), None, ())
+    return registry.version(subject, int(text)).schema if text.isdecimal() else _read(Path(text), None, ())
 
 
 @schema.group(cls=Trunk)

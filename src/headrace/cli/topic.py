@@ -442,7 +442,7 @@ def _with_unit(name: str, value: str | None) -> str:
 
 
 def _number(value: str | None) -> int | str | None:
-    return int(value) if value is not None and value.lstrip("-").isdigit() else value
+    return int(value) if value is not None and value.lstrip("-").isdecimal() else value
 
 
 def _amount(held: dict[str, Any]) -> str:

@@ -61,7 +61,7 @@ def every(_: click.Context, __: click.Parameter, given: str | None) -> tuple[int
     if given is None:
         return None
     count, colon, rest = given.partition(":")
-    if not colon or not count.isdigit() or int(count) < 1:
+    if not colon or not count.isdecimal() or int(count) < 1:
         raise click.BadParameter(f"{given!r} is not of the form 5:2s")
     seconds: Any = span(_, __, rest)
     return int(count), seconds

@@ -141,7 +141,7 @@ class Commands:
         if partition is not None:
             ours += ["--partition", partition]
             theirs += ["--partition", partition]
-            theirs += ["--offset", start if start.isdigit() else {"beginning": "earliest"}.get(start, "latest")]
+            theirs += ["--offset", start if start.isdecimal() else {"beginning": "earliest"}.get(start, "latest")]
             options.append(f"partitions=[{partition}]")
         elif start == "beginning":
             theirs.append("--from-beginning")
@@ -393,7 +393,7 @@ def _reset_words(to: str) -> list[object]:
         return ["--to-earliest" if to == "beginning" else "--to-latest"]
     if to.startswith("shift:"):
         return ["--shift-by", to.removeprefix("shift:").lstrip("+")]
-    if to.isdigit():
+    if to.isdecimal():
         return ["--to-offset", to]
     if to.startswith("-"):
         return ["--by-duration", f"PT{to[1:].upper().replace('MIN', 'M')}"]

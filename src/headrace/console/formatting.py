@@ -114,7 +114,7 @@ def setting(name: str, value: str | None) -> str:
     """A Kafka setting with what it means: `604800000 (7 d 0 h)`, `-1 (no limit)`."""
     if value is None:
         return DASH
-    if value.lstrip("-").isdigit():
+    if value.lstrip("-").isdecimal():
         number = int(value)
         if number == -1 and name.startswith("retention"):
             return "-1 (no limit)"

@@ -134,7 +134,7 @@ def _data(cluster: Cluster, broker: int) -> Path:
 
 def _whole(described: TopicDescription, name: str) -> int:
     value = described.configs[name].value if name in described.configs else None
-    return int(value) if value and value.lstrip("-").isdigit() else -1
+    return int(value) if value and value.lstrip("-").isdecimal() else -1
 
 
 def _index_bytes(segment: Segment) -> int:

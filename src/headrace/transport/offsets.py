@@ -29,6 +29,9 @@ _CHANGING = {"FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "NOT_LEADER_FOR_PART
              "OFFSET_NOT_AVAILABLE", "_NOENT"}  # fmt: skip
 _SETTLED_WITHIN_S = 60.0
 _ASK_AGAIN_S = 0.1
+# What Kafka's numbers of 64 bits can hold.
+_DIGITS = 19
+_FARTHEST_MS = 2**62
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
@@ -45,7 +48,7 @@ class Start:
         """`beginning`, `end`, `committed`, `1500` (an offset), `2026-05-01T12:00`, `-15min`."""
         if text in {"beginning", "end", "committed"}:
             return cls(text)  # type: ignore[arg-type]
-        if text.isdigit():
+        if text.isdecimal() and len(text) < _DIGITS:
             return cls("offset", int(text))
         return cls("time", parse_time(text, "beginning, end, committed, an offset, 2026-05-01T12:00, or -15min"))
 
@@ -65,14 +68,14 @@ class Until:
             return cls(text)  # type: ignore[arg-type]
         if kind == "idle":
             return cls("idle", _IDLE_S if text == "idle" else parse_span(rest))
-        if kind == "count" and rest.isdigit():
+        if kind == "count" and rest.isdecimal() and len(rest) < _DIGITS:
             return cls("count", int(rest))
         return cls("time", parse_time(text, "end, idle:10s, count:100, 2026-05-01T12:00, or -15min"))
 
 
 def parse_span(text: str) -> float:
     """`250ms`, `2s`, `10min`, `1h`: seconds."""
-    found = _SPAN.fullmatch(text.strip() if not text.strip().replace(".", "", 1).isdigit() else f"{text.strip()}s")
+    found = _SPAN.fullmatch(text.strip() if not text.strip().replace(".", "", 1).isdecimal() else f"{text.strip()}s")
     if not found:
         raise UsageError(f"invalid value: {text!r} is not a length of time", hint="250ms, 2s, 10min or 1h")
     return float(found[1]) * _SECONDS[found[2]]
@@ -83,17 +86,21 @@ def parse_time(text: str, possible: str = "2026-05-01T12:00, or -15min") -> int:
 
     An error lists what is `possible` where the text stands.
     """
+    try:
+        found = _milliseconds(text)
+    except (ValueError, OverflowError):
+        found = None
+    if found is None or abs(found) > _FARTHEST_MS:
+        raise UsageError(f"invalid value: {text[:60]!r}", hint=possible)
+    return found
+
+
+def _milliseconds(text: str) -> int:
     if text.startswith("-"):
         return int((time.time() - parse_span(text[1:])) * 1000)
     if re.fullmatch(r"@?\d{12,}", text):
         return int(text.removeprefix("@"))
-    try:
-        return int(datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError:
-        raise UsageError(
-            f"invalid value: {text!r}",
-            hint=possible,
-        ) from None
+    return int(datetime.fromisoformat(text).timestamp() * 1000)
 
 
 def look_up(

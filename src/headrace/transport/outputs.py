@@ -315,7 +315,7 @@ class OrderCheck:
         for record in batch.records():
             try:
                 value = _comparable(field(msgspec.json.decode(record.value_shown or b""), self.name))
-            except (msgspec.MsgspecError, HeadraceError):
+            except (msgspec.MsgspecError, RecursionError, HeadraceError):
                 continue
             self.checked += 1
             before = self._last.get(record.key)

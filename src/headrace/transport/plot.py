@@ -138,7 +138,7 @@ class Scatter:
         try:
             value = msgspec.json.decode(record.value_shown or b"")
             x, y = float(field_of(value, self.x)), float(field_of(value, self.y))
-        except (msgspec.MsgspecError, HeadraceError, TypeError, ValueError) as error:
+        except (msgspec.MsgspecError, RecursionError, HeadraceError, TypeError, ValueError) as error:
             self.without_numbers += 1
             self._why_not = self._why_not or (error if isinstance(error, HeadraceError) else None)
             return

@@ -277,7 +277,7 @@ def _encoded(codec: Codec, objects: Sequence[Any], text: bool, what: str = "") -
 def _json_or_text(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return data.decode(errors="replace")
 
 

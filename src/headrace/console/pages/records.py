@@ -224,7 +224,7 @@ class _Browsing:
             at.set_visibility(asked.start in {"offset", "time"})
 
         def chose_partition(event: Any) -> None:
-            asked.partition = int(event.value) if str(event.value).isdigit() else None
+            asked.partition = int(event.value) if str(event.value).isdecimal() else None
 
         start.on_value_change(started)
         self.partition.on_value_change(chose_partition)
@@ -521,7 +521,7 @@ def produce(desk: Desk, topic: str) -> None:
         return {name.strip(): text.strip() for name, _, text in found if name.strip()}
 
     def chosen() -> int | None:
-        return int(partition.value) if str(partition.value or "").isdigit() else None
+        return int(partition.value) if str(partition.value or "").isdecimal() else None
 
     def text() -> str | None:
         return None if null.value else value.value or ""
