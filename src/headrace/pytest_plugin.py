@@ -169,7 +169,8 @@ def headrace_topic(headrace_cluster: Cluster | Connection) -> Iterator[Callable[
     yield make
     if made and isinstance(headrace_cluster, Connection):
         with Admin(headrace_cluster) as admin:
-            admin.delete_topics([topic.name for topic in admin.topics() if topic.name in made])
+            if left := [topic.name for topic in admin.topics() if topic.name in made]:
+                admin.delete_topics(left)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,12 @@ def test_topics_are_fresh(headrace_cluster, headrace_topic):
     remember("topics", first)
     assert len(partitions(headrace_cluster.bootstrap, first)) == 3
 
+def test_topics_can_be_deleted(headrace_cluster, headrace_topic):
+    admin = AdminClient({"bootstrap.servers": headrace_cluster.bootstrap})
+    name = headrace_topic()
+    admin.delete_topics([name])[name].result(60)
+    eventually(lambda: name not in admin.list_topics(timeout=60).topics, 60)
+
 def test_nodes_can_be_killed(headrace_faults, headrace_topic):
     remember("homes", headrace_faults.home.root)
     headrace_faults.kill(1)
@@ -51,9 +58,14 @@ def test_they_run_again(headrace_cluster, headrace_topic):
 def test_a_foreign_cluster_can_be_used(pytester: pytest.Pytester, headrace_cluster: Cluster) -> None:
     pytester.makepyfile(_THEIR_TESTS)
     done = pytester.runpytest_subprocess(
-        f"--headrace-bootstrap={headrace_cluster.bootstrap}", "-k", "fresh or killed", "-rs", "-p", "no:cacheprovider"
+        f"--headrace-bootstrap={headrace_cluster.bootstrap}",
+        "-k",
+        "fresh or deleted or killed",
+        "-rs",
+        "-p",
+        "no:cacheprovider",
     )
-    done.assert_outcomes(passed=1, skipped=1)
+    done.assert_outcomes(passed=2, skipped=1)
     done.stdout.fnmatch_lines("*headrace_faults needs a local cluster: it cannot kill nodes of --headrace-bootstrap*")
     with Admin(headrace_cluster) as admin:
         assert Path("topics").read_text(encoding="utf-8").strip() not in {topic.name for topic in admin.topics()}
@@ -66,13 +78,24 @@ def test_one_cluster_for_all_workers_is_started_mended_shown_and_removed(
     monkeypatch.setenv("HEADRACE_CACHE", str(_CACHE))
     pytester.makepyfile(_THEIR_TESTS)
     done = pytester.runpytest_subprocess("-n2", "--headrace-brokers=1", "--headrace-set=num.partitions=4")
-    done.assert_outcomes(passed=2, failed=1)
+    done.assert_outcomes(passed=3, failed=1)
     done.stdout.fnmatch_lines(["*- headrace broker-1 -*", "*INFO*Created log for partition test-*"])
     first, second = map(Path, Path("homes").read_text(encoding="utf-8").split())
     assert first == second
     assert first.parent.parent == tmp_path
     assert not first.parent.exists()
     assert not processes_of(first)
+
+
+def test_the_tests_of_the_page_about_testing_pass(
+    pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("HEADRACE_CACHE", str(_CACHE))
+    page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    pytester.makepyfile(code)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
 
 
 def test_a_cluster_that_cannot_start_leaves_its_log_and_nothing_else(
