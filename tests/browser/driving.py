@@ -37,7 +37,7 @@ from playwright.sync_api import (
 from headrace.runtime.waiting import eventually
 
 _SCRIPT = Path(sys.executable).with_name("headrace")
-_SCHEMES: tuple[Literal["dark", "light"], ...] = ("dark", "light")
+SCHEMES: tuple[Literal["dark", "light"], ...] = ("dark", "light")
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 # A page is there within a second; a machine that runs ten other things at once may need longer.
@@ -190,7 +190,7 @@ class Window:
         # What is behind a dialog is dimmed. The framework's line at the top shows for moments and has no name.
         dialog = self.page.locator(".q-dialog").count()
         place = {"include": [[".q-dialog"]]} if dialog else {"exclude": [["#q-loading-bar"]]}
-        for scheme in _SCHEMES:
+        for scheme in SCHEMES:
             self.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
             expect(self.page.locator("body")).to_have_class(re.compile(f"body--{scheme}"))
             for moving in (".q-spinner", "[class*=-enter-active]", "[class*=-leave-active]"):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 from kafka import TopicPartition
 from playwright.sync_api import Browser, expect
 
@@ -17,6 +18,7 @@ from headrace.transport.admin import Admin
 from headrace.transport.admin_clients import kafka_python_client
 from headrace.transport.client import connect
 from headrace.transport.produce import produce
+from tests.browser import driving
 from tests.browser.driving import ConsoleUnderTest, Window, logged_in
 from tests.browser.driving import window as open_window
 
@@ -80,6 +82,26 @@ def test_dialogs_are_accessible(own_window: Window, read: tuple[str, str]) -> No
         page.get_by_role("button", name=name).first.click()
         expect(page.get_by_role("dialog")).to_be_visible()
         own_window.accessible()
+
+
+def test_the_way_in_is_accessible(browser: Browser, headrace_cluster: Cluster) -> None:
+    """With a password that was wrong: that is where it has the most to show."""
+    settings = {"HEADRACE_CONSOLE_PASSWORD": "right"}
+    with (
+        driving.running_console("--home", str(headrace_cluster.home.root), environment=settings) as console,
+        closing(browser.new_page()) as page,
+    ):
+        page.goto(console.url)
+        page.get_by_label("Password").fill("wrong")
+        page.get_by_role("button", name="Enter").click()
+        expect(page.get_by_text("That was not it.")).to_be_visible()
+        for scheme in driving.SCHEMES:
+            page.emulate_media(color_scheme=scheme)
+            wrong = Axe().run(page).response["violations"]
+            assert not wrong, wrong
+        answer = page.request.get(f"{console.url}/api/topics", headers={"Accept": "text/html"})
+        assert answer.status == 401
+        assert answer.json()["problem"] == "a token is required"
 
 
 def _is_accessible(window: Window, title: str) -> None:

@@ -114,7 +114,7 @@ class Gate:
         if not self._is_our_name(asked.headers.get("host", "")):
             return 421, _words("this console does not answer to that name", "open it as 127.0.0.1 or localhost")
         length = asked.headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > _LARGEST_BODY:
+        if not length.isdecimal() or int(length) > _LARGEST_BODY:
             return 413, _words(f"the request is larger than {_LARGEST_BODY // 1_000_000} MB")
         if asked.changes and not self._is_our_origin(asked):
             return 403, _words("the request comes from another site", "changes are taken from the console's own pages")
@@ -131,7 +131,8 @@ class Gate:
             return 401, _words("the token is wrong", f"it is new at every start: {self.access.token_file}")
         session = asked.cookie(self.access.cookie)
         if session is None or not self.access.is_session(session):
-            if asked.method == "GET" and "text/html" in asked.headers.get("accept", ""):
+            wants_page = asked.method == "GET" and "text/html" in asked.headers.get("accept", "")
+            if wants_page and not asked.path.startswith("/api"):
                 return 401, self._way_in()
             return 401, _words("a token is required", "headrace console opens the console with one")
         wants_csrf = asked.kind == "http" and asked.changes
@@ -196,10 +197,10 @@ _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="view
 <meta name="color-scheme" content="light dark"><title>headrace console</title>
 <style>body{font:16px/1.5 system-ui,sans-serif;margin:15vh auto;max-width:26rem;padding:0 1.25rem}
 code{font-size:1.05em}input,button{font:inherit;padding:.45rem .7rem;margin:.3rem .4rem .3rem 0}label{display:block}
-p.wrong{color:#c2372b}</style>
-<h1>headrace console</h1><p class="wrong">{words}</p>
+p.wrong{color:light-dark(#b3261e,#ff8a80)}</style>
+<main><h1>headrace console</h1><p class="wrong">{words}</p>
 <p>This console opens with the token of its start. In a terminal, in the folder of the cluster:</p>
-<p><code>headrace console</code></p>{form}</html>"""
+<p><code>headrace console</code></p>{form}</main></html>"""
 
 
 def _words(problem: str, hint: str | None = None) -> dict[str, str]:
