@@ -9,18 +9,22 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pyarrow.parquet as pq
 import pytest
+from confluent_kafka import KafkaError
 from kafka import KafkaProducer
 
 from headrace.cluster import Cluster
 from headrace.errors import Failed, UsageError
 from headrace.runtime.waiting import eventually
+from headrace.transport import member
 from headrace.transport.admin import Admin
 from headrace.transport.batches import headers_in
 from headrace.transport.browse import Browser, Query
+from headrace.transport.client import Connection
 from headrace.transport.consume import ConsumeOptions, consume, consume_arrow, reading
 from headrace.transport.offsets import Start, Until
 from headrace.transport.produce import ProduceOptions, produce
@@ -134,6 +138,35 @@ def test_count_is_exact_and_commits_only_what_was_handed_on(headrace_cluster: Cl
     assert len(first) == 7
     assert len(rest) == 993
     assert not set(first) & set(rest)
+
+
+class _BehindAtFirst:
+    """A consumer whose first broker has not heard of the topic yet."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._told = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def consume(self, *words: Any) -> list[Any]:
+        if self._told:
+            return list(self._consumer.consume(*words))
+        self._told = True
+        error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, "Subscribed topic not available")
+        return [SimpleNamespace(error=lambda: error, topic=lambda: "t", partition=lambda: -1, offset=lambda: -1001)]
+
+
+def test_a_broker_that_has_not_heard_of_the_topic_is_waited_for(
+    headrace_cluster: Cluster, thousand: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Connection.consumer
+    monkeypatch.setattr(Connection, "consumer", lambda self, settings: _BehindAtFirst(make(self, settings)))
+    assert len(list(consume(headrace_cluster, thousand, group=f"{thousand}-early"))) == 1000
+    monkeypatch.setattr(member, "_HEARD_WITHIN_S", 0)
+    with pytest.raises(Failed, match="refused to go on reading"):
+        list(consume(headrace_cluster, thousand, group=f"{thousand}-never"))
 
 
 def test_an_abandoned_iteration_leaves_the_rest_to_the_next(headrace_cluster: Cluster, thousand: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from headrace.cluster import Cluster
 from headrace.monitor import metrics
 from headrace.monitor.history import History
-from headrace.monitor.look import Target
+from headrace.monitor.look import Looker, Target
 from headrace.monitor.sampler import Sampler
 from headrace.monitor.snapshot import Snapshot
 from headrace.runtime.waiting import eventually
@@ -145,6 +145,17 @@ def test_rates_and_lag_in_seconds_follow_the_records(
         caught_up = look(sampler, times=2).groups[group]
         assert (caught_up.lag, caught_up.lag_s) == (0, 0)
         assert (caught_up.read_per_s or 0) > 0
+
+
+@pytest.mark.parametrize(
+    ("fenced", "quiet", "state"), [(True, True, "down"), (False, True, "quiet"), (False, False, "up")]
+)
+def test_a_foreign_broker_that_the_controller_gave_up_is_down(
+    monkeypatch: pytest.MonkeyPatch, fenced: bool, quiet: bool, state: str
+) -> None:
+    looker = Looker(Target(connect("127.0.0.1:1")), None)  # type: ignore[arg-type]
+    monkeypatch.setattr(looker.survey, "quiet", lambda _: quiet)
+    assert looker._state(survey.SeenBroker(1, "127.0.0.1", 1, None, fenced), None) == state
 
 
 # kafka-python leaves the sockets of refused connections to the garbage collector.

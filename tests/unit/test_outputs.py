@@ -100,6 +100,15 @@ def test_a_table_wraps_between_words_when_the_terminal_is_narrow(capsys: pytest.
         "node-2  broker,     12",
         "        controller",
     ]
+    names = [("orders-of-the-day", 7), ("short", 12)]
+    print_table(("topic", "under-replicated"), names, terminal_width=23)
+    assert capsys.readouterr().out.splitlines() == [
+        "TOPIC            UNDER-",
+        "             REPLICATED",
+        "orders-of-            7",
+        "the-day",
+        "short                12",
+    ]
     print_table(("name", "meaning", "n"), rows)  # a pipe has no width
     assert "node-1  what it is for, in words   7" in capsys.readouterr().out
 
@@ -177,6 +186,7 @@ def test_parquet_appears_when_it_is_whole(tmp_path: Path) -> None:
 
 def test_order_is_checked_within_a_key_and_numbers_are_numbers() -> None:
     check = OrderCheck("n")
+    check.see(batch(Read(b"[" * 5000 + b"]" * 5000, b"a")))
     check.see(batch(Read(b'{"n":"9"}', b"a"), Read(b'{"n":"10"}', b"a"), Read(b'{"n":"1"}', b"b")))
     assert (check.checked, check.violations) == (3, 0)
     check.see(batch(Read(b'{"n":"3"}', b"a", offset=12)))

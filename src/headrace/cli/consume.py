@@ -176,15 +176,15 @@ def _read(app: App, run: Reading, writer: Writer, watchers: Sequence[_Watcher]) 
     return interrupted.is_set()
 
 
-def _say_ownership(app: App, group: str, members: int) -> Callable[[OwnershipEvent], None]:
-    """A consumer that waits for records says that it has joined, and what it was given."""
-    verbs = {"assigned": "is assigned", "revoked": "gives up", "lost": "has lost"}
+def _say_ownership(app: App, group: str, members: int, *, joins: bool) -> Callable[[OwnershipEvent], None]:
+    """A consumer that waits for records says that it has joined, and what it was given; chosen partitions it takes."""
+    verbs = {"assigned": "is assigned" if joins else "takes", "revoked": "gives up", "lost": "has lost"}
     joined: set[int] = set()
 
     def show(event: OwnershipEvent) -> None:
         places = ", ".join(f"{topic}/{partition}" for topic, partition in sorted(event.places)) or "no partition"
         who = f"member {event.member}" if members > 1 else "this member"
-        if event.member not in joined:
+        if joins and event.member not in joined:
             joined.add(event.member)
             app.say(f"· {who} has joined group {group}")
         app.say(f"· {who} {verbs[event.what]} {places}")
@@ -236,7 +236,9 @@ def _options(app: App, flags: dict[str, Any], writer: Writer) -> Any:
         settings=flags["settings"],
         on_bad=flags["on_bad"],
         on_finish=writer.close if writer.whole_at_close else None,
-        on_ownership=_say_ownership(app, flags["group"], flags["members"]) if waits else None,
+        on_ownership=_say_ownership(app, flags["group"], flags["members"], joins=not flags["partitions"])
+        if waits
+        else None,
     )
 
 

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 import click
@@ -19,6 +19,12 @@ _STATE_COLOURS = {
     "paused": "yellow", "fenced": "yellow", "degraded": "yellow", "warning": "yellow",
     "dead": "red", "problem": "red", "down": "red",
 }  # fmt: skip
+
+
+# Where a line of a table may end: behind a blank, a comma, a slash; where that is not enough, inside of names too.
+_BETWEEN_WORDS = re.compile(r"(?<=[ ,/])")
+_INSIDE_WORDS = re.compile(r"(?<=[ ,/._-])")
+_WAYS_TO_CUT = ((_BETWEEN_WORDS, _BETWEEN_WORDS), (_INSIDE_WORDS, _BETWEEN_WORDS), (_INSIDE_WORDS, _INSIDE_WORDS))
 
 
 def say(text: str) -> None:
@@ -48,7 +54,7 @@ def print_table(
     if terminal_width is None and sys.stdout.isatty():
         terminal_width = shutil.get_terminal_size().columns
     if terminal_width is not None:
-        widths = _narrowed(widths, columns, terminal_width)
+        widths = _narrowed(widths, columns, numeric, terminal_width)
 
     def line(cells: Sequence[str]) -> str:
         padded = [
@@ -57,33 +63,43 @@ def print_table(
         ]
         return "  ".join(_coloured(cell) for cell in padded).rstrip()
 
-    click.echo(click.style(line([heading.upper() for heading in headings]), bold=True))
-    for row in body:
+    for number, row in enumerate([[heading.upper() for heading in headings], *body]):
         wrapped = [_wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
         for cells in zip_longest(*wrapped, fillvalue=""):
-            click.echo(line(cells))
+            click.echo(click.style(line(cells), bold=True) if number == 0 else line(cells))
 
 
-def _narrowed(widths: Sequence[int], columns: Sequence[Sequence[str]], room: int) -> list[int]:
-    """The widths made smaller, the widest first, until the table fits or only single words are left to cut."""
+def _narrowed(widths: Sequence[int], columns: Sequence[Sequence[str]], numeric: Sequence[bool], room: int) -> list[int]:
+    """The widths made smaller, the widest first, until the table fits or no line may end earlier.
+
+    Headings are cut inside of words before names are; numbers are never cut from their units.
+    """
     narrow = list(widths)
-    least = [max(len(word) for cell in column for word in _words(cell)) for column in columns]
-    while sum(narrow) + 2 * (len(narrow) - 1) > room:
-        at = max(range(len(narrow)), key=lambda at: narrow[at] - least[at])
-        if narrow[at] <= least[at]:
-            break
-        narrow[at] -= 1
+    for of_heading, of_cells in _WAYS_TO_CUT:
+        least = [
+            _longest(
+                [*of_heading.split(heading), *(cells if right else chain.from_iterable(map(of_cells.split, cells)))]
+            )
+            for (heading, *cells), right in zip(columns, numeric, strict=True)
+        ]
+        while sum(narrow) + 2 * (len(narrow) - 1) > room:
+            at = max(range(len(narrow)), key=lambda at: narrow[at] - least[at])
+            if narrow[at] <= least[at]:
+                break
+            narrow[at] -= 1
     return narrow
 
 
-def _words(text: str) -> list[str]:
-    """The pieces between which a line may end: behind a blank, a comma, a slash."""
-    return re.split(r"(?<=[ ,/])", text)
+def _longest(words: Iterable[str]) -> int:
+    return max(len(word.rstrip()) for word in words)
 
 
 def _wrapped(text: str, width: int) -> list[str]:
+    words = _BETWEEN_WORDS.split(text)
+    if _longest(words) > width:
+        words = _INSIDE_WORDS.split(text)
     lines = [""]
-    for word in _words(text):
+    for word in words:
         if lines[-1] and len(lines[-1] + word.rstrip()) > width:
             lines.append("")
         lines[-1] += word

@@ -405,9 +405,12 @@ class Looker:
     def _state(self, broker: SeenBroker, node: NodeView | None) -> Literal["up", "quiet", "down"]:
         if node is not None and node.state in {"dead", "stopped"}:
             return "down"  # the system knows it seconds before the controller does
-        if (node is not None and node.state == "paused") or self.survey.quiet(broker.broker_id):
+        if node is not None and node.state == "paused":
             return "quiet"
-        return "down" if broker.fenced else "up"
+        # One that hangs elsewhere is quiet at first; once the controller has given it up it is down.
+        if broker.fenced:
+            return "down"
+        return "quiet" if self.survey.quiet(broker.broker_id) else "up"
 
 
 def _members(group: SeenGroup) -> tuple[MemberView, ...] | None:

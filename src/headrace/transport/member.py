@@ -34,6 +34,8 @@ _SAMPLES = 5
 _POLL_S = 0.1
 _COMMIT_EVERY_S = 1.0
 _HEADER_WITHIN_S = 10.0
+# The topic was there a moment ago: a broker that does not know it has not heard of it yet.
+_HEARD_WITHIN_S = 30.0
 
 
 class Member:
@@ -49,6 +51,8 @@ class Member:
         self._committed_at = time.monotonic()
         self._error: HeadraceError | None = None
         self._held_back = False
+        #: What a broker said that does not know a topic, and until when that is waited out.
+        self._unheard: tuple[float, HeadraceError] | None = None
         #: Where the reading goes on behind damaged batches; librdkafka may lose its place and read from elsewhere.
         self._behind: dict[Place, int] = {}
         #: False while what was handed on is not yet safe, so that nothing may be committed.
@@ -116,6 +120,8 @@ class Member:
 
     def poll(self) -> Batch | None:
         """The next records that are wanted, or None; commits what was handed on now and then."""
+        if self._unheard and time.monotonic() > self._unheard[0]:
+            self._error = self._unheard[1]
         if self._error:
             raise self._error
         if self._held_back and self.shared.everybody_is_here():
@@ -236,7 +242,10 @@ class Member:
         elif is_damage(error) and place[0]:
             return self._on_damage(message, place, self._stands(place, span))
         elif not error.retriable() and error.code() not in {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}:
-            raise Failed("Kafka refused to go on reading", why=f"{error.str()} ({error.name()})")
+            refused = Failed("Kafka refused to go on reading", why=f"{error.str()} ({error.name()})")
+            if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART or self.shared.assigned.get(self.number):
+                raise refused
+            self._unheard = self._unheard or (time.monotonic() + _HEARD_WITHIN_S, refused)
         return False
 
     def _stands(self, place: Place, span: Span | None) -> int:
@@ -360,6 +369,7 @@ class Member:
         )
         (consumer.incremental_assign if incremental else consumer.assign)(partitions)
         self.shared.member_ids.add(consumer.memberid())
+        self._unheard = None if partitions else self._unheard
         self._owns("assigned", places)
         if not self.shared.everybody_is_here():
             consumer.pause(partitions)
