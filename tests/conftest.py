@@ -46,7 +46,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that kill brokers come first: a broker that was killed reads all of its logs, and later there are hundreds."""
+    """Tests that kill brokers come first: a killed broker reads all of its logs at its start, later hundreds of them."""
     items.sort(key=lambda item: "headrace_faults" not in getattr(item, "fixturenames", ()))
 
 
