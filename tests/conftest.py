@@ -46,7 +46,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that kill brokers come first: a killed broker reads all of its logs at its start, later hundreds of them."""
+    """Tests that kill brokers come first: a killed broker reads all of its logs when it starts."""
     items.sort(key=lambda item: "headrace_faults" not in getattr(item, "fixturenames", ()))
 
 
