@@ -2,15 +2,17 @@
 
 Own clusters live in `labs/cluster-…` under the home, one per topology, and are shared by all labs of a run; at its end
 they are taken down with their data, unless they shall be kept. Those of a run that was killed are gone before the next
-one begins. A lab that kills nodes never gets a cluster that a person has started.
+one begins. A lab that kills nodes never gets a cluster that a person has started, nor does one that needs the name of a
+topic which that person has.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
-from headrace import Cluster, HeadraceError
+from headrace import Admin, Cluster, HeadraceError, Registry
 from headrace.cluster.lab_runs import KEPT, LabRuns
 from headrace.home import Home
 from headrace.labs.lab import Needs
@@ -37,9 +39,9 @@ class Clusters:
         self._started: dict[Path, Cluster] = {}
         LabRuns(home).remove_left()
 
-    def cluster_for(self, needs: Needs) -> Cluster:
-        """A running cluster that has what the lab needs."""
-        users = None if self._fresh else self._users(needs)
+    def cluster_for(self, needs: Needs, kept: Collection[str] = ()) -> Cluster:
+        """A running cluster that has what the lab needs. `kept` are topics that an earlier run of it has left."""
+        users = None if self._fresh else self._users(needs, kept)
         return users or self._own(needs)
 
     def is_own(self, cluster: Cluster) -> bool:
@@ -87,8 +89,8 @@ class Clusters:
         cluster.up()
         return cluster
 
-    def _users(self, needs: Needs) -> Cluster | None:
-        """The home's own cluster, if it runs and has all that is needed."""
+    def _users(self, needs: Needs, kept: Collection[str]) -> Cluster | None:
+        """The home's own cluster, if it runs, has all that is needed, and the user has none of the lab's topics."""
         if needs.faults:
             return None
         cluster = Cluster(self.home.root)
@@ -103,7 +105,21 @@ class Clusters:
                 and (not needs.racks or racks == needs.racks)
                 and {service.name for service in spec.services} >= set(needs.services)
                 and all(cluster.config.cluster.kafka.get(name) == value for name, value in needs.kafka.items())
+                and not _taken(cluster, needs).intersection(needs.topics).difference(kept)
             )
         except HeadraceError:
             return None
         return cluster if fits else None
+
+
+def _taken(cluster: Cluster, needs: Needs) -> set[str]:
+    """Names that topics have, or subjects of the registry are made of."""
+    if not needs.topics:
+        return set()
+    with Admin(cluster) as admin:
+        taken = {topic.name for topic in admin.topics()}
+    if "registry" in needs.services:
+        with Registry(cluster.registry) as registry:
+            # Also softly deleted ones: they could still be brought back.
+            taken |= {subject.rpartition("-")[0] for subject in registry.subjects(deleted=True)}
+    return taken

@@ -83,20 +83,32 @@ class SharedConsoles:
         child = subprocess.Popen(
             argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
         )
-        address = child.stdout.readline().strip() if child.stdout else ""
-        if not address:
-            child.wait(10)
-            raise Failed("the console could not be started", hint=f"headrace console --bootstrap {bootstrap}")
-        api = ConsoleApi(address)
-        eventually(api.is_up, _START_WITHIN_S)
-        return child, api
+        try:
+            return child, _answering(child, bootstrap)
+        except BaseException:  # also an interrupt: nobody else knows the process
+            _end(child)
+            raise
 
     def close(self) -> None:
         """No console that was started here is left."""
         with self._lock:
             for child, _ in self._running.values():
-                child.kill()
-                child.wait(30)
-                if child.stdout:
-                    child.stdout.close()
+                _end(child)
             self._running.clear()
+
+
+def _answering(child: subprocess.Popen[str], bootstrap: str) -> ConsoleApi:
+    """The console that has just been started, once it answers."""
+    address = child.stdout.readline().strip() if child.stdout else ""
+    if not address:
+        raise Failed("the console could not be started", hint=f"headrace console --bootstrap {bootstrap}")
+    api = ConsoleApi(address)
+    eventually(api.is_up, _START_WITHIN_S)
+    return api
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    child.kill()
+    child.wait(30)
+    if child.stdout:
+        child.stdout.close()

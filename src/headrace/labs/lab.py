@@ -76,6 +76,9 @@ class Needs:
     faults: bool = False
     #: Kafka properties without which the lab would wait for minutes.
     kafka: Mapping[str, str] = field(default_factory=dict)
+    #: Topics that cannot have other names: a declaration names them, or a page. A cluster on which the user has one of
+    #: them, or a subject that is named after it, is left alone.
+    topics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ class Lab:
     files: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     #: It measures speed, so nothing may run beside it.
     alone: bool = False
+    #: What must hold between its parameters, in words, with the test of it.
+    rules: Mapping[str, Callable[[SimpleNamespace], bool]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -112,17 +117,28 @@ class Lab:
         return inspect.cleandoc(sys.modules[self.run.__module__].__doc__ or self.name)
 
     def values(self, profile: Profile, given: Mapping[str, str]) -> SimpleNamespace:
-        """The parameters of a run: the document's or the fast ones, and above them what was given."""
+        """The parameters of a run: the document's or the fast ones, and above them what was given.
+
+        Together they must be such that the experiment shows what it is there to show.
+        """
         known = {parameter.name: parameter for parameter in self.parameters}
         values = {name: p.fast if profile == "fast" and p.fast is not None else p.default for name, p in known.items()}
         values |= {name: known[name].parse(text) for name, text in given.items() if name in known}
-        return SimpleNamespace(**values)
+        found = SimpleNamespace(**values)
+        for rule, keeps in self.rules.items():
+            if not keeps(found):
+                raise UsageError(
+                    f"these parameters do not fit together: {rule}",
+                    why=f"{self.name} would run with {', '.join(f'{n}={v}' for n, v in values.items())}",
+                    hint=f"headrace lab list {self.name}",
+                )
+        return found
 
 
-def require_valid(labs: Sequence[Lab], given: Mapping[str, str]) -> None:
+def require_valid(labs: Sequence[Lab], given: Mapping[str, str], profile: Profile = "full") -> None:
     """Every given parameter is one of some lab that will run, with a value that it can have."""
     for lab in labs:
-        lab.values("full", given)
+        lab.values(profile, given)
     for name in given:
         if not any(parameter.name == name for lab in labs for parameter in lab.parameters):
             known = sorted({parameter.name for lab in labs for parameter in lab.parameters})

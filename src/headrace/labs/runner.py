@@ -10,16 +10,19 @@ Whatever a lab does wrong ends that lab and makes it red; the others go on.
 from __future__ import annotations
 
 import shutil
+import subprocess
 import threading
 import time
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from headrace import Cluster, HeadraceError, NodeFailed, Unreachable
+from headrace import Cluster, HeadraceError, NodeFailed, TimedOut, Unreachable
+from headrace.cluster.lab_runs import LabRuns
 from headrace.home import Home
 from headrace.labs.clusters import Clusters
 from headrace.labs.consoles import SharedConsoles
@@ -35,6 +38,8 @@ from headrace.runtime.waiting import NotYet
 # More than these side by side would no longer mostly wait.
 _MOST_WAITING = 4
 _LOG_BYTES = 200_000
+# What a busy machine alone can bring about: something did not come, nobody answered, or a node was given up, in time.
+_LATE = (NotYet, Unreachable, TimedOut, NodeFailed, TimeoutError, subprocess.TimeoutExpired)
 # How long an interrupted run waits for labs beside it: each stops at its next step, and a step may read for a while.
 _STOP_WITHIN_S = 20.0
 
@@ -68,7 +73,7 @@ def run_labs(home: Home, labs: Sequence[Lab], options: RunOptions, listener: Lis
 
     An interrupt ends the lab at work, which says so; what has ended before keeps its result and its report.
     """
-    require_valid(labs, options.given)
+    require_valid(labs, options.given, options.profile)
     home.create()
     folder = Home(labs_folder(home))
     folder.create()
@@ -102,6 +107,7 @@ class _Run:
         self.options = options
         self.listener = listener
         self.results: dict[str, LabResult] = {}
+        self._begun: list[LabResult] = []
         self.stopping = threading.Event()
         self._background: list[Future[None]] = []
         self.session = SharedSession(home, options.spark, options.progress)
@@ -125,9 +131,19 @@ class _Run:
         """No lab runs any more, and nothing that was started for labs is left."""
         self.stopping.set()
         wait(self._background, _STOP_WITHIN_S)
+        for result in [one for one in self._begun if one.name not in self.results]:
+            # It would not stop in time, and ends with this process.
+            result.trouble = Trouble("it was interrupted")
+            self._keep(result)
         self.session.stop()
         self.consoles.close()
         self.clusters.close()
+        with suppress(HeadraceError):  # one that is still at work there holds its lock: the next run removes it
+            LabRuns(self.home).remove_left()
+
+    def _keep(self, result: LabResult) -> None:
+        save(self.home, result)
+        self.results[result.name] = result
 
     def _beside(self, labs: Sequence[Lab]) -> Future[None]:
         """The labs run one after another beside what the caller does."""
@@ -154,16 +170,17 @@ class _Run:
 
     def _cluster(self, lab: Lab) -> Cluster | HeadraceError:
         load = Load()
+        earlier = [topic for one in kept(self.home, (lab.name,)) for topic in one.kept_topics]
         try:
-            return self.clusters.cluster_for(lab.needs)
-        except (Unreachable, NodeFailed) as error:
-            # Whether a cluster is up in time is no matter of the lab's.
-            return TooBusy(error.problem, why=load.excuse) if load.excuse else error
+            return self.clusters.cluster_for(lab.needs, earlier)
         except HeadraceError as error:
-            return error
+            # Whether a cluster is up in time is no matter of the lab's.
+            late = isinstance(error, _LATE) and load.excuse
+            return TooBusy(error.problem, why=load.excuse) if late else error
 
     def _run(self, lab: Lab, cluster: Cluster | HeadraceError) -> None:
         result = self._blank(lab)
+        self._begun.append(result)
         self.listener.began(lab)
         began = time.monotonic()
         if isinstance(cluster, HeadraceError):
@@ -172,8 +189,7 @@ class _Run:
             result.cluster = _facts(cluster, own=self.clusters.is_own(cluster))
             self._experiment(lab, cluster, result)
         result.seconds = time.monotonic() - began
-        save(self.home, result)
-        self.results[lab.name] = result
+        self._keep(result)
         self.listener.ended(lab, result)
 
     def _blank(self, lab: Lab) -> LabResult:
@@ -208,9 +224,8 @@ class _Run:
         marks = _log_ends(cluster)
         try:
             lab.run(bench)
-        except (NotYet, Unreachable) as error:
-            # Nobody answered in time: on a busy machine that says nothing.
-            result.trouble = Trouble(str(error).splitlines()[0], bench.excuse, busy=bool(bench.excuse))
+        except _LATE as error:
+            result.trouble = _late(error, bench.excuse)
         except HeadraceError as error:
             result.trouble = _trouble(error)
         except (Stopped, KeyboardInterrupt):
@@ -233,10 +248,20 @@ class _Run:
             if lab.needs.faults and not self.stopping.is_set():
                 cluster.up()  # whatever was killed runs again
             bench.tidy(keep=self.options.keep)
+        except _LATE as error:
+            result.trouble = result.trouble or _late(error, bench.excuse)
         except Exception as error:
             result.trouble = result.trouble or Trouble(
                 f"it could not tidy up: {type(error).__name__}: {error}", trace=traceback.format_exc(limit=-6)
             )
+
+
+def _late(error: Exception, excuse: str) -> Trouble:
+    """Something took too long: on a busy machine that says nothing."""
+    if not excuse and isinstance(error, HeadraceError):
+        return _trouble(error)
+    problem = str(error).partition("\n")[0] or type(error).__name__
+    return Trouble(problem, excuse or None, busy=bool(excuse))
 
 
 def _trouble(error: HeadraceError) -> Trouble:

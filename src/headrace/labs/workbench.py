@@ -19,11 +19,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,8 @@ FAIL_OVER = (
     "broker.heartbeat.interval.ms", "broker.session.timeout.ms",
     "controller.quorum.fetch.timeout.ms", "controller.quorum.election.timeout.ms",
 )  # fmt: skip
+# How a command ends that gave up, or found nobody: what a slow machine can bring about. Wrong usage it cannot.
+_GAVE_UP = (1, 4)
 # A killed member of a group is missed after its session timeout, 45 s by default.
 _MEMBERS_GONE_S = 60.0
 
@@ -111,7 +113,7 @@ class Workbench:
 
     def step(self, title: str, why: str = "") -> None:
         """A new step begins: what is done, and why."""
-        self._stop_if_asked()
+        self.stop_if_asked()
         self._load = Load(node.pid for node in self.cluster.node_states() if node.pid)
         self._add("step", title=title, why=" ".join(why.split()))
 
@@ -121,7 +123,7 @@ class Workbench:
 
     def shows(self, *lines: str) -> None:
         """The command lines that a person would type for what is done next, or in another terminal meanwhile."""
-        self._stop_if_asked()
+        self.stop_if_asked()
         for line in lines:
             self._add("command", line=line)
 
@@ -137,7 +139,9 @@ class Workbench:
         if lines:
             self._add("output", text="\n".join((lines[:most] if more else lines) + more))
         if done.code != code:
-            raise Failed(f"`{line}` ended with code {done.code}", why="; ".join(lines[-4:]))
+            problem = f"`{line}` ended with code {done.code}"
+            late = done.code in _GAVE_UP and self.excuse
+            raise TooBusy(problem, why=late) if late else Failed(problem, why="; ".join(lines[-4:]))
         return done
 
     def _typed(self, line: str, within_s: float) -> Typed:
@@ -157,7 +161,7 @@ class Workbench:
                 if self._stopping.is_set() or time.monotonic() > deadline:
                     end(child, signal.SIGKILL)
                     child.communicate()
-                    self._stop_if_asked()
+                    self.stop_if_asked()
                     raise self._late(f"`{line}` did not end within {within_s:g} s", "") from None
             else:
                 return Typed(child.returncode, out, err)
@@ -248,7 +252,7 @@ class Workbench:
     def watch(self, topic: str, records: int, lags: Mapping[str, int] | None = None, *, note: str = "") -> None:
         """What the console shows of the topic is what was sent to it, what is stored, and what groups have not read."""
         self.step(f"What the console shows of {topic}", note)
-        self.shows(f"headrace console --bootstrap {self.cluster.bootstrap}")
+        self.shows("headrace console")
         self.say(f"The page /topics/{topic}, and what its API says:")
         (size,) = self.admin.topic_sizes([topic])
         wanted = {"records": records, "bytes stored": size.size_bytes}
@@ -263,12 +267,16 @@ class Workbench:
         with contextlib.suppress(NotYet):
             eventually(agrees, _CONSOLE_WITHIN_S, every_s=0.2)
         for name, value in wanted.items():
-            self.check(f"the console: {name}", value, seen.get(name), look=f"{self.console.address}/topics/{topic}")
+            look = f"{self.console.address}/topics/{topic}"
+            self.check(f"the console: {name}", value, seen.get(name), look=look, timing=True)
 
     def _shown(self, topic: str, groups: Iterable[str]) -> dict[str, Any]:
         status, told = self.console("GET", f"/api/topics/{quote(topic)}")
-        now = (told.get("now") if status == 200 else None) or {}
-        shown = {"records": now.get("offsets"), "bytes stored": now.get("size_bytes")}
+        now, described = (told.get(part) or {} if status == 200 else {} for part in ("now", "described"))
+        # Offsets count the markers of transactions too; the records of a large topic are not counted one by one.
+        counted = described.get("records")
+        records = now.get("offsets") if counted is None else counted
+        shown = {"records": records, "bytes stored": now.get("size_bytes")}
         for group in groups:
             status, told = self.console("GET", f"/api/groups/{quote(group)}")
             shown[f"lag of {group}"] = told.get("lag") if status == 200 else None
@@ -305,8 +313,8 @@ class Workbench:
         A topic of that name which no lab has made is the user's and stays as it is: the name is then another one, or
         with `fixed` that is an error.
         """
-        if not fixed and self._is_users(name):
-            name = next(other for other in (f"{name}-{at}" for at in count(2)) if not self._is_users(other))
+        if not fixed:
+            name = unused(name, self._users_topics())
         replicas = replication or min(3, len(self.cluster.spec.brokers))
         wanted = NewTopic(name, partitions, replicas, dict(configs or {}))
         shape = f"--partitions {partitions} --replication {replicas}"
@@ -321,7 +329,7 @@ class Workbench:
 
     def claim_topic(self, name: str) -> str:
         """No topic has that name, and the one that the experiment will make is gone at the end."""
-        if self._is_users(name):
+        if name in self._users_topics():
             raise UsageError(f"the topic {name!r} is already there", why="no lab of this cluster has made it",
                              hint=f"headrace lab run {self.name} --fresh takes a cluster of its own")  # fmt: skip
         if name in {found.name for found in self.admin.topics()}:
@@ -330,8 +338,8 @@ class Workbench:
         self._tidy.callback(self._drop_topic, name)
         return name
 
-    def _is_users(self, name: str) -> bool:
-        return name in {found.name for found in self.admin.topics()} and not self._may_replace(name)
+    def _users_topics(self) -> set[str]:
+        return {found.name for found in self.admin.topics() if not self._may_replace(found.name)}
 
     def _drop_topic(self, name: str) -> None:
         with contextlib.suppress(HeadraceError):
@@ -346,7 +354,7 @@ class Workbench:
     def partition(self, topic: str, number: int = 0) -> Partition:
         """A partition as of now, while brokers may be frozen: whoever does not answer at once is not waited for."""
         for _ in range(20):
-            self._stop_if_asked()
+            self.stop_if_asked()
             try:
                 return self._hasty_admin.topic(topic).partitions[number]
             except Unreachable:
@@ -357,11 +365,11 @@ class Workbench:
 
     def group(self, name: str) -> str:
         """A group that has neither members nor offsets, of that name if it can be had; at the end it is gone."""
-        self._drop_group(name)
+        if name.startswith("lab-"):  # nobody else has such groups; another one is the user's, with offsets
+            self._drop_group(name)
         with Groups(self.cluster) as groups:
-            taken = {group.group for group in groups.list()}
-        # One that still has members, of a run that was killed, is left alone.
-        free = name if name not in taken else next(n for n in (f"{name}-{at}" for at in count(2)) if n not in taken)
+            # One that still has members, of a run that was killed, is left alone.
+            free = unused(name, {group.group for group in groups.list()})
         self._tidy.callback(self._drop_group, free, _MEMBERS_GONE_S)
         return free
 
@@ -384,10 +392,16 @@ class Workbench:
         # Beside the labs' other clusters, where it is found if this run is killed.
         home = self._folder.parent / f"cluster-{name}"
         cluster = Cluster(home, brokers=brokers, kafka=dict(kafka))
+        flags = " ".join(f"--set {key}={value}" for key, value in kafka.items())
+        self.shows(f"headrace --home {name} up --brokers {brokers} {flags}")
         try:
             cluster.up()
+            # As where a person has typed that.
+            (self.files / name).symlink_to(home)
             yield cluster
+            self.shows(f"headrace --home {name} down --wipe --yes")
         finally:
+            (self.files / name).unlink(missing_ok=True)
             cluster.down(wipe=True)
             shutil.rmtree(home, ignore_errors=True)
 
@@ -425,7 +439,7 @@ class Workbench:
         """The first true answer and when it came; that it never came ends the lab."""
 
         def asked() -> Any:
-            self._stop_if_asked()
+            self.stop_if_asked()
             try:
                 return condition()
             except Unreachable:
@@ -457,7 +471,8 @@ class Workbench:
         self.until(condition, within_s, what, every_s=0.02)
         return time.monotonic() - began
 
-    def _stop_if_asked(self) -> None:
+    def stop_if_asked(self) -> None:
+        """Raises if the run was interrupted: a loop that takes long asks each time."""
         if self._stopping.is_set():
             raise Stopped
 
@@ -468,6 +483,11 @@ def end(child: subprocess.Popen[Any], how: signal.Signals = signal.SIGTERM) -> N
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, how)
     child.wait(30)
+
+
+def unused(name: str, taken: Container[str]) -> str:
+    """The name, or the first with a number behind it that is not taken."""
+    return next(each for each in chain([name], (f"{name}-{at}" for at in count(2))) if each not in taken)
 
 
 def quoted(*words: object) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from headrace import consume, produce
 from headrace.labs.examples import Example, declaration_of
 from headrace.labs.figures import COLOURS
-from headrace.labs.lab import Lab, Parameter
+from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
 from headrace.pipeline.status import status
 
@@ -206,6 +206,7 @@ LAB = Lab(
     "S2",
     ("S2.J",),
     run,
+    needs=Needs(topics=(_TOPIC, _DEAD)),
     parameters=(
         Parameter("records", 20_000, "breadcrumbs of the file", fast=3000, least=500),
         Parameter("bad", 0.02, "share of damaged ones", least=0.005, most=0.5),

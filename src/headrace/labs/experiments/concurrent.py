@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
+from concurrent.futures import Future
 from math import inf
 from statistics import median
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from headrace import ConsumeOptions, Pace, ProduceOptions, ProduceReport, Until,
 from headrace.labs.expect import at_most, between
 from headrace.labs.figures import COLOURS
 from headrace.labs.lab import Lab, Parameter
-from headrace.labs.workbench import Workbench
+from headrace.labs.workbench import Stopped, Workbench
 from headrace.runtime.waiting import eventually
 from headrace.transport.consume import reading
 
@@ -42,27 +43,37 @@ def run(lab: Workbench) -> None:
         f"headrace produce {topic} bcsample.json --producers {producers} --key-per-producer "
         f"--pause-ms {lab.p.pause_ms:g}",
     )
-    sent: list[ProduceReport] = []
-    options = ProduceOptions(producers=producers, key_per_producer=True, pace=Pace(pause_s=lab.p.pause_ms / 1000))
+    sent: Future[ProduceReport] = Future()
+
+    def end_if_asked(_: ProduceReport) -> None:
+        try:
+            lab.stop_if_asked()
+        except Stopped:
+            raise KeyboardInterrupt from None  # as Ctrl-C does: no more is read
+
+    options = ProduceOptions(producers=producers, key_per_producer=True, pace=Pace(pause_s=lab.p.pause_ms / 1000),
+                             on_progress=end_if_asked)  # fmt: skip
     wanted = ConsumeOptions(group=group, members=2, until=Until("idle", lab.p.idle_s))
     run = reading(lab.cluster, [topic], options=wanted)
 
     def write() -> None:
-        eventually(run.everybody_is_here, _JOINED_WITHIN_S)
-        sent.append(produce(lab.cluster, topic, sample, options=options))
+        try:
+            eventually(run.everybody_is_here, _JOINED_WITHIN_S)
+            sent.set_result(produce(lab.cluster, topic, sample, options=options))
+        except BaseException as error:
+            sent.set_exception(error)
 
-    writing = threading.Thread(target=write, daemon=True)
     got: list[tuple[float, int, int, int, bytes]] = []
     delays: list[float] = []
     began = time.time()
-    writing.start()
+    threading.Thread(target=write, daemon=True).start()
     for batch in run.batches():
+        lab.stop_if_asked()
         now = time.time()
         for record in batch.records():
             got.append((now - began, record.member, record.partition, record.offset, record.key or b""))
             delays.append(now - record.timestamp_ms / 1000)
-    writing.join()
-    report = sent[0]
+    report = sent.result()
     lab.measure("time of the producers", report.seconds, "s")
     delay_s = median(delays) if delays else inf
     lab.measure("from being sent to being read, median", delay_s, "s")
@@ -113,5 +124,7 @@ LAB = Lab(
         # some seconds until their first records come.
         Parameter("idle_s", 10.0, "seconds of silence after which the consumers leave", least=2, most=600),
     ),
+    # Else the consumers would leave between two records.
+    rules={"idle_s is at least twice the pause": lambda p: p.idle_s >= 2 * p.pause_ms / 1000},
     waits=True,
 )

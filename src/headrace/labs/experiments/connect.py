@@ -16,7 +16,7 @@ from pathlib import Path
 from headrace import Connectors, consume
 from headrace.labs.expect import at_most
 from headrace.labs.lab import Lab, Needs, Parameter
-from headrace.labs.workbench import Workbench
+from headrace.labs.workbench import Workbench, unused
 
 _NAMES = ("local-file-source", "local-file-sink")
 
@@ -37,15 +37,15 @@ def run(lab: Workbench) -> None:
         {"connector.class": "FileStreamSource", "tasks.max": "1", "file": str(source), "topic": topic},
         {"connector.class": "FileStreamSink", "tasks.max": "1", "file": str(sink), "topics": topic},
     )
-    for name, config in zip(_NAMES, configs, strict=True):
-        _remove(worker, name)
+    names = [unused(name, worker.names()) for name in _NAMES]
+    for name, config in zip(names, configs, strict=True):
         settings = " ".join(
             f"--set {key}={'$PWD/' + Path(value).name if key == 'file' else value}" for key, value in config.items()
         )
         lab.shows(f"headrace connector create {name} {settings}")
         lab.finally_(_remove, worker, name)
         worker.create(name, config)
-    for name in _NAMES:
+    for name in names:
         lab.until(partial(_healthy, worker, name), 60, f"the start of {name}")
         lab.check(f"state of {name}", "RUNNING", worker.status(name).state, look=f"headrace connector status {name}")
 
@@ -70,13 +70,13 @@ def run(lab: Workbench) -> None:
     lab.check("the slowest of them", at_most(30, "s"), max(took), timing=True)
 
     lab.step("Stopped and gone on", "A paused source misses nothing: it remembers how far it has read.")
-    lab.shows(f"headrace connector pause {_NAMES[0]}")
-    worker.pause(_NAMES[0])
+    lab.shows(f"headrace connector pause {names[0]}")
+    worker.pause(names[0])
     lab.types("echo 'written while paused' >> test.txt")
     lab.wait(1)
     lab.check("in the sink while paused", False, "written while paused" in _lines(sink))
-    lab.shows(f"headrace connector resume {_NAMES[0]}")
-    worker.resume(_NAMES[0])
+    lab.shows(f"headrace connector resume {names[0]}")
+    worker.resume(names[0])
     lab.until(partial(_ends_with, sink, "written while paused"), 60, "the arrival after the resume")
     lab.check("every line once", len(_lines(sink)), len(set(_lines(sink))))
 

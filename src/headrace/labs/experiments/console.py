@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 _PLAIN, _CUSTOM, _WATCHED = "made-in-the-console", "made-with-settings", "watched"
 _SUMMARY = ("min.insync.replicas", "cleanup.policy", "retention.ms", "retention.bytes")
+_ADDRESS = "python -c 'import headrace; print(headrace.Cluster().console)'"
 # The console looks every other second; a busy machine may be late.
 _LOOKS_S = 30.0
 
 
 def run(lab: Workbench) -> None:
     api = ConsoleApi(lab.cluster.open_console())
-    lab.shows(f"api={api.address}/api", "token=$(cat .headrace/console/token)")
+    lab.shows("headrace console", f"api=$({_ADDRESS})/api", "token=$(cat .headrace/console/token)")
     _way_in(lab, api)
     _create(lab, api)
     group = lab.group("lab-console")
@@ -46,7 +47,6 @@ def run(lab: Workbench) -> None:
 
 def _way_in(lab: Workbench, api: ConsoleApi) -> None:
     lab.step("The way in", "The address that is printed carries a token; a browser trades it for a session.")
-    lab.shows("headrace console")
     page = {"Accept": "text/html"}
     lab.check("a browser without the token", 401, api.ask("GET", "/topics", page)[0])
     status, headers, _ = api.ask("GET", api.entrance, page)
@@ -206,7 +206,7 @@ LAB = Lab(
     "S3",
     ("S3.5", "S2.B"),
     run,
-    needs=Needs(services=("console",)),
+    needs=Needs(services=("console",), topics=(_PLAIN, _CUSTOM, _WATCHED)),
     parameters=(
         Parameter("records", 1000, "breadcrumbs that are sent while the console looks", least=100, most=100_000),
         Parameter("rate", 100.0, "records a second", fast=200.0, least=5, most=5000),

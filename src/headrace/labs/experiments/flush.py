@@ -164,10 +164,10 @@ def _flush(producer: Any, line: _Timeline, zero: float) -> None:
 
 _ENDS_AT_ONCE = """
 import sys
-from headrace import Connection
-producer = Connection(sys.argv[1]).producer({"linger.ms": 1000})
-for number in range(int(sys.argv[3])):
-    producer.produce(sys.argv[2], str(number))
+from headrace import Cluster, Connection
+producer = Connection(Cluster().bootstrap).producer({"linger.ms": 1000})
+for number in range(int(sys.argv[2])):
+    producer.produce(sys.argv[1], str(number))
 print(len(producer))
 """
 
@@ -177,7 +177,7 @@ def _lost(lab: Workbench, topic: str) -> None:
         "A program that ends at once", "It sends and ends. With a linger of a second nothing has left its buffer yet."
     )
     before = lab.admin.describe(topic).offsets or 0
-    words = quoted(lab.cluster.bootstrap, topic, lab.p.records)
+    words = quoted(topic, lab.p.records)
     told = lab.types(f"python - {words} <<'END'\n{_ENDS_AT_ONCE.strip()}\nEND")
     lab.check("records in the buffer when it ended", str(lab.p.records), told.out.strip())
     lab.wait(1.5)
@@ -220,5 +220,10 @@ LAB = Lab(
         Parameter("pause_s", 2.0, "length of a pause in seconds", fast=0.5, least=0.3, most=60),
         Parameter("flush_every", 15, "records between two flushes", least=5, most=500),
     ),
+    # Else no record would wait for its report through the pauses.
+    rules={
+        "flush_every is more than twice pause_every": lambda p: p.flush_every > 2 * p.pause_every,
+        "flush_every is at most paced_records": lambda p: p.flush_every <= p.paced_records,
+    },
     waits=True,
 )

@@ -31,7 +31,7 @@ from headrace import ConsumeOptions, Record, Scatter, Series, Start, Until, cons
 from headrace.labs.examples import Example, declaration_of
 from headrace.labs.expect import at_least, contains, one_of
 from headrace.labs.figures import BLUE, GREEN, RED
-from headrace.labs.lab import Lab, Parameter
+from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
 from headrace.samples.iris import Iris, flowers
 from headrace.transport.consume import reading
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TWO, _ONE = "virginicasetosa", "versicolor"
+_NOBODYS = "test1"
 _FIELDS = ("sepal_length", "sepal_width")
 _TABLE = r"%t %v in partition %p\n"
 _COLOURS = {"virginica": RED, "setosa": BLUE, "versicolor": GREEN}
@@ -89,14 +90,14 @@ flowers = [("virginica", numpy.array([6.0, 3.0])), ("setosa", numpy.array([5.1, 
 for name, values in flowers:
     print((name, values))
 rows = [values for _, values in flowers] + [{"length": numpy.float64(6.3), "petals": numpy.int64(3)}]
-print(headrace.produce(%r, %r, rows).acknowledged)
+print(headrace.produce(headrace.Cluster(), %r, rows).acknowledged)
 """
 
 
 def _arrays(lab: Workbench, table: list[Iris]) -> None:
     lab.step("From Python, with NumPy", "Arrays and single numbers of NumPy become JSON as lists and numbers do.")
     topic = lab.topic("iris-arrays", replication=1)
-    program = _ARRAYS.strip() % (lab.cluster.bootstrap, topic)
+    program = _ARRAYS.strip() % topic
     told = lab.types(f"python - <<'END'\n{program}\nEND")
     lab.check("what it printed first", "('virginica', array([6., 3.]))", told.out.partition("\n")[0])
     values = [json.loads(record.value or b"") for record in consume(lab.cluster, topic)]
@@ -152,15 +153,13 @@ def _automatic_topics(lab: Workbench) -> None:
         """In the document the broker makes `test1` when a producer first names it. headrace starts brokers that do not:
         a misspelt name would be a new topic. Both are tried.""",
     )
-    told = lab.types("printf 'This is a message\\n' | headrace produce test1", code=2)
-    lab.check("refused, with the reason", contains("test1"), told.err)
-    lab.check("and no topic appeared", False, "test1" in {topic.name for topic in lab.admin.topics()})
-    with lab.cluster_beside("automatic", {"auto.create.topics.enable": "true"}) as other:
-        lab.shows("headrace --home automatic up --brokers 1 --set auto.create.topics.enable=true")
-        server = f"--bootstrap-server {other.bootstrap}"
-        lab.types(f"printf 'This is a message\\nThis is another message\\n' | headrace lab tool kafka-console-producer "
-                  f"{server} --topic test1")  # fmt: skip
-        told = lab.types(f"headrace --bootstrap {other.bootstrap} consume test1")
+    told = lab.types(f"printf 'This is a message\\n' | headrace produce {_NOBODYS}", code=2)
+    lab.check("refused, with the reason", contains(_NOBODYS), told.err)
+    lab.check("and no topic appeared", False, _NOBODYS in {topic.name for topic in lab.admin.topics()})
+    with lab.cluster_beside("automatic", {"auto.create.topics.enable": "true"}):
+        lab.types("printf 'This is a message\\nThis is another message\\n' | headrace --home automatic lab tool "
+                  f"kafka-console-producer --topic {_NOBODYS}")  # fmt: skip
+        told = lab.types(f"headrace --home automatic consume {_NOBODYS}")
         lab.check("records in the topic that the broker made", ["This is a message", "This is another message"],
                   told.out.splitlines())  # fmt: skip
 
@@ -257,6 +256,7 @@ LAB = Lab(
     "S0",
     ("S0.1", "S0.2", "S0.3", "S0.4", "S0.5", "S0.6"),
     run,
+    needs=Needs(topics=(_TWO, _ONE, _NOBODYS)),
     parameters=(
         Parameter("idle_s", 10.0, "seconds of silence after which a consumer leaves", fast=1.0, least=1, most=600),
     ),

@@ -26,13 +26,10 @@ def run(lab: Workbench) -> None:
     lab.topic(_NEW, partitions=2, fixed=True)
     groups = {name: lab.group(f"lab-upgrade-{name}") for name in _CONSUMERS}
     with Registry(lab.cluster.registry) as registry:
-        for topic in (_OLD, _NEW):
-            for part in ("key", "value"):
-                drop_subject(registry, f"{topic}-{part}")
+        for subject in (f"{topic}-{part}" for topic in (_OLD, _NEW) for part in ("key", "value")):
+            drop_subject(registry, subject)
+            lab.finally_(drop_subject, registry, subject)
         _window(lab, registry, groups)
-        for topic in (_OLD, _NEW):
-            for part in ("key", "value"):
-                drop_subject(registry, f"{topic}-{part}")
 
 
 def _window(lab: Workbench, registry: Registry, groups: dict[str, str]) -> None:
@@ -123,7 +120,7 @@ LAB = Lab(
     "S3",
     ("S3.8",),
     run,
-    needs=Needs(services=("registry",)),
+    needs=Needs(services=("registry",), topics=(_OLD, _NEW)),
     parameters=(Parameter("rides", 500, "rides of each round", fast=100, least=20, most=100_000),),
     files={
         "ride.avsc": lambda: ride_schema(1),
