@@ -71,9 +71,11 @@ def _killed(lab: Workbench, topic: str) -> None:
     lab.numbers(100_000)
     words = ("consume", topic, "--group", group, "--set", "session.timeout.ms=6000", "--json")
     lab.shows(
-        f"headrace produce {topic} numbers.txt --rate {lab.p.rate} &",
-        f"headrace consume {topic} --group {group} --set session.timeout.ms=6000 --follow --json > first.ndjson &",
-        "kill -9 %2",
+        f"headrace produce {topic} numbers.txt --rate {lab.p.rate} & writer=$!",
+        f"headrace consume {topic} --group {group} --set session.timeout.ms=6000 --follow --json > first.ndjson & "
+        "first=$!",
+        "kill -9 $first",
+        f"sleep {lab.p.writing_s:g} && kill $writer &",
         f"headrace consume {topic} --group {group} --set session.timeout.ms=6000 --until idle:8s --json "
         "> second.ndjson",
     )

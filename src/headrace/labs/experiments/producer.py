@@ -93,7 +93,8 @@ def _full_buffer(lab: Workbench) -> None:
         try again, and each record expires after a time of its own.""",
     )
     topic = lab.topic("buffered", partitions=3)
-    lab.shows("headrace pause 1", "headrace pause 2", "headrace pause 3",
+    nodes = [node.node_id for node in lab.cluster.spec.nodes]
+    lab.shows(*(f"headrace pause {node}" for node in nodes),
               f"seq -f '%0{_VALUE_BYTES}.0f' 1000000 | headrace produce {topic} "
               f"--set queue.buffering.max.kbytes={limit_kb} --set message.timeout.ms=5000")  # fmt: skip
     patience_ms = int(lab.p.patience_s * 1000)
@@ -103,7 +104,6 @@ def _full_buffer(lab: Workbench) -> None:
     )  # fmt: skip
     producer.produce(topic, b"warm")
     producer.flush(30)
-    nodes = [node.node_id for node in lab.cluster.spec.nodes]
     reports: list[str] = []
     for node in nodes:
         lab.cluster.pause(node)
@@ -160,6 +160,7 @@ def _wait_for_room(lab: Workbench, producer: Any, topic: str) -> tuple[str, floa
 
 def _after(lab: Workbench, producer: Any, topic: str, filled: int, reports: list[str]) -> None:
     lab.step("The brokers go on", "What is still in the buffer is delivered; what has expired was reported as such.")
+    lab.shows(*(f"headrace resume {node.node_id}" for node in lab.cluster.spec.nodes))
     producer.flush(lab.p.patience_s + 60)
     told = {kind: reports.count(kind) for kind in sorted(set(reports))}
     lab.table("reports", ["outcome", "records"], told.items())

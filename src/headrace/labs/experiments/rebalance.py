@@ -134,10 +134,8 @@ def _drill(lab: Workbench, topic: str, *, consumers: int, kills: int) -> None:
     group = lab.group(f"lab-rebalance-{topic}")
     partitions = [p.partition for p in lab.admin.topic(topic).partitions]
     names = [f"c{number}" for number in range(1, consumers + 1)]
-    session = f"--set session.timeout.ms={int(lab.p.session_s * 1000)}"
-    lab.shows(f"seq 1000000 | headrace produce {topic} --rate {lab.p.rate} &",
-              *(f"headrace consume {topic} --group {group} --follow --json --set client.id={name} {session} "
-                f"> {name}.ndjson &" for name in names))  # fmt: skip
+    lab.shows(f"seq 1000000 | headrace produce {topic} --rate {lab.p.rate} & writer=$!",
+              *(_shown(lab, topic, group, name) for name in names))  # fmt: skip
     with Writer(lab.connection, topic, rate=lab.p.rate) as writer, Ownership(lab.cluster, group) as watch:
         running = {name: _consumer(lab, topic, group, name) for name in names}
         lab.until(lambda: _settled(watch.now, consumers, partitions), 90, "the settling of the group")
@@ -170,8 +168,7 @@ def _kill_one(
     """A member that owns something is dead, and others have its partitions; its name."""
     victim = busy(watch.now)[-1]
     before: Owners = dict(watch.now)
-    # The first job is the producer.
-    lab.shows(f"kill -9 %{int(victim.removeprefix('c')) + 1}")
+    lab.shows(f"kill -9 ${victim}")
     end(running.pop(victim), signal.SIGKILL)
     watch.mark(f"{victim} killed")
     took = lab.seconds_until(
@@ -203,7 +200,7 @@ def _comes_back(
     lab: Workbench, topic: str, group: str, name: str, running: dict[str, subprocess.Popen[bytes]], watch: Ownership
 ) -> None:
     """The consumer that was killed last is started again and is a member like the others."""
-    lab.shows(f"headrace consume {topic} --group {group} --follow --json --set client.id={name} >> {name}.ndjson &")
+    lab.shows(_shown(lab, topic, group, name, into=">>"))
     watch.mark(f"{name} back")
     running[name] = _consumer(lab, topic, group, name, again=True)
     partitions = sorted(p for owned in watch.now.values() for p in owned)
@@ -218,6 +215,7 @@ def _ends(lab: Workbench, topic: str, group: str, running: dict[str, subprocess.
     lab.until(
         lambda: len(_read(lab.files, topic)) >= len(writer.acknowledged), 60, "the reading of all records", every_s=0.5
     )
+    lab.shows(f"kill $writer {' '.join(f'${name}' for name in sorted(running))}")
     for child in running.values():
         end(child)
     counts = _read(lab.files, topic)
@@ -236,6 +234,13 @@ def _consumer(lab: Workbench, topic: str, group: str, name: str, *, again: bool 
         "consume", topic, "--group", group, "--follow", "--json", "--set", f"client.id={name}",
         "--set", f"session.timeout.ms={int(lab.p.session_s * 1000)}", output=lab.files / file,
     )  # fmt: skip
+
+
+def _shown(lab: Workbench, topic: str, group: str, name: str, into: str = ">") -> str:
+    """The same for another terminal, whose shell remembers the process by the consumer's name."""
+    session = f"--set session.timeout.ms={int(lab.p.session_s * 1000)}"
+    return (f"headrace consume {topic} --group {group} --follow --json --set client.id={name} {session} "
+            f"{into} {topic}-{name}.ndjson & {name}=$!")  # fmt: skip
 
 
 def _read(folder: Path, topic: str) -> Counter[str]:

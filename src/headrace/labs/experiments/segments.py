@@ -123,6 +123,8 @@ def _roll_by_age(lab: Workbench) -> None:
     age_ms = int(lab.p.age_s * 1000)
     lab.step(f"A new segment every {lab.p.age_s:g} s", "A segment is closed by the first record after its time.")
     topic = lab.topic("ageing", configs={"segment.ms": str(age_ms)})
+    lab.shows(f'for n in $(seq 0 {lab.p.ages - 1}) ; do echo "record $n" | headrace produce {topic} ; '
+              f"sleep {lab.p.age_s * 1.2:g} ; done", f"headrace topic segments {topic}")  # fmt: skip
     for number in range(lab.p.ages):
         if number:
             lab.wait(lab.p.age_s * 1.2)

@@ -21,7 +21,6 @@ refuses to. And idempotence knows nothing of an application that sends a record 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
 _SOME = at_least(1)
 _ANY = Expectation("any number", lambda seen: seen is not None)
 _MANY_RETRIES = 1000
+# More than is sent in any cell.
+_ENOUGH = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def run(lab: Workbench) -> None:
         f"{len(_CELLS)} cells",
         f"In each: {lab.p.rate} records a second into one partition on brokers {', '.join(map(str, replicas))}.",
     )
-    lab.numbers(1_000_000)
+    lab.numbers(_ENOUGH)
     outcomes = [_run(lab, at, cell, replicas) for at, cell in enumerate(_CELLS, 1)]
     lab.step("What came of it")
     rows = [
@@ -132,7 +133,7 @@ def _run(lab: Workbench, number: int, cell: _Cell, replicas: list[int]) -> _Outc
     topic = lab.topic(f"semantics-{number}", configs=configs, assignment=[replicas])
     lab.until(lambda: len(lab.partition(topic).isr) == 3, 60, "the replicas' being in sync")
     settings = " ".join(f"--set {name}={value}" for name, value in cell.settings.items() if name != "acks")
-    lab.shows(f"headrace produce {topic} numbers.txt --acks {cell.acks} --rate {lab.p.rate} {settings} &")
+    lab.shows(f"headrace produce {topic} numbers.txt --acks {cell.acks} --rate {lab.p.rate} {settings} & writer=$!")
     leader, followers = replicas[0], replicas[1:]
     with Writer(lab.connection, topic, rate=lab.p.rate, settings=cell.settings) as writer:
         lab.until(lambda: len(writer.acknowledged) > lab.p.rate, 30, "the first acknowledgements")
@@ -141,10 +142,11 @@ def _run(lab: Workbench, number: int, cell: _Cell, replicas: list[int]) -> _Outc
         else:
             _frozen(lab, followers, lab.p.hiccup_s)
             lab.wait(lab.p.between_s)
-            _frozen(lab, followers, lab.p.alone_s, at_the_end=lambda: lab.cluster.kill(leader))
+            _frozen(lab, followers, lab.p.alone_s, then_dies=leader)
         lab.until(lambda: lab.partition(topic).leader in followers, 60, "the election of another leader")
         lab.wait(lab.p.between_s)
     # The old leader comes back, and cuts off what only it has.
+    lab.shows("kill $writer", f"headrace start {leader}")
     lab.cluster.start(leader)
     lab.until(lambda: len(lab.partition(topic).isr) == 3, 90, "the return of the old leader")
     found = account_of(lab.connection, writer)
@@ -156,20 +158,29 @@ def _run(lab: Workbench, number: int, cell: _Cell, replicas: list[int]) -> _Outc
     return _Outcome(cell, writer.sent, len(writer.refused), found)
 
 
-def _frozen(lab: Workbench, nodes: list[int], seconds: float, at_the_end: Callable[[], None] = lambda: None) -> None:
+def _frozen(lab: Workbench, nodes: list[int], seconds: float, then_dies: int | None = None) -> None:
     """The nodes are frozen for a while; they run again afterwards, whatever happens."""
+    killing = [f"headrace kill {then_dies}"] if then_dies is not None else []
+    lab.shows(*_each("pause", nodes), f"sleep {seconds:g}", *killing, *_each("resume", nodes))
     try:
         for node in nodes:
             lab.cluster.pause(node)
         lab.wait(seconds)
-        at_the_end()
+        if then_dies is not None:
+            lab.cluster.kill(then_dies)
     finally:
         for node in nodes:
             lab.cluster.resume(node)
 
 
+def _each(verb: str, nodes: list[int]) -> list[str]:
+    return [f"headrace {verb} {node}" for node in nodes]
+
+
 def _leader_alone(lab: Workbench, topic: str, leader: int, followers: list[int]) -> None:
     """The followers are frozen until they are out of sync; the leader goes on for a while and is killed."""
+    lab.shows(*_each("pause", followers), f"headrace topic describe {topic}", *_each("kill", [leader]),
+              *_each("resume", followers))  # fmt: skip
     try:
         for node in followers:
             lab.cluster.pause(node)

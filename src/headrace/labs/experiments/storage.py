@@ -50,6 +50,8 @@ def run(lab: Workbench) -> None:
     lab.check("bytes of one copy", between(0.9 * size, 1.2 * size, "bytes"), told.size_bytes)
 
     lab.step("Over time, while records are written")
+    lab.shows(f"for round in $(seq {lab.p.rounds}) ; do headrace produce {topic} bcsample.json ; "
+              f"headrace topic size {topic} --json ; done")  # fmt: skip
     series = [told]
     for _ in range(lab.p.rounds):
         produce(lab.cluster, topic, sample)

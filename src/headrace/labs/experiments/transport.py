@@ -30,7 +30,10 @@ def run(lab: Workbench) -> None:
 
     lab.step("It is sent with the settings of a properties file")
     topic = lab.topic("breadcrumbs", partitions=6)
-    lab.types(f"printf 'bootstrap.servers={lab.cluster.bootstrap}\\nclient.id=lab-transport\\n' > librdkafka.config")
+    address = "python -c 'import headrace; print(headrace.Cluster().bootstrap)'"
+    lab.types(f"echo bootstrap.servers=$({address}) > librdkafka.config")
+    lab.types("echo client.id=lab-transport >> librdkafka.config")
+    lab.types("cat librdkafka.config")
     properties = lab.files / "librdkafka.config"
     lab.shows(f"headrace produce {topic} bcsample.json --key-field VEHICLE_ID -F librdkafka.config")
     settings = read_properties(properties)
