@@ -17,6 +17,9 @@ from headrace.cli.app import App, cli, everywhere
 from headrace.cli.output import print_json, print_table
 from headrace.cli.values import pairs
 
+# Not one of the errors' codes: nothing went wrong, and nothing was proved.
+_INCONCLUSIVE = 5
+
 if TYPE_CHECKING:
     from headrace.labs.lab import Lab
     from headrace.labs.result import Entry, LabResult
@@ -95,7 +98,7 @@ def _explain(one: Lab) -> None:
 def run(app: App, /, names: tuple[str, ...], given: dict[str, str], **options: Any) -> None:
     """Run labs by name, or `all`.
 
-    The exit code is 1 if any of them is red, and 3 if none is but one is inconclusive: a measurement of time does not
+    The exit code is 1 if any of them is red, and 5 if none is but one is inconclusive: a measurement of time does not
     hold, and other programs used too much of this machine's CPU for it to say anything.
 
     \b
@@ -126,7 +129,7 @@ def run(app: App, /, names: tuple[str, ...], given: dict[str, str], **options: A
     if "red" in verdicts:
         raise click.exceptions.Exit(1)
     if "inconclusive" in verdicts:
-        raise click.exceptions.Exit(3)
+        raise click.exceptions.Exit(_INCONCLUSIVE)
 
 
 @lab.command("files")
@@ -136,7 +139,8 @@ def run(app: App, /, names: tuple[str, ...], given: dict[str, str], **options: A
 def files_(app: App, name: str) -> None:
     """Write the files that the commands of the lab NAME need into this folder: schemas, a headrace.toml.
 
-    What the commands make themselves is not among them. A file that is there already stays as it is.
+    What the commands make themselves is not among them. A file that is there already stays as it is; a headrace.toml
+    gets what it lacks. One of the same name with other contents is an error, and nothing is written.
 
     \b
     headrace lab files avro
@@ -144,9 +148,11 @@ def files_(app: App, name: str) -> None:
     from headrace.labs import find_lab
 
     found = find_lab(name).files
-    written = {file: make for file, make in found.items() if not Path(file).exists()}
-    for file, make in written.items():
-        Path(file).write_text(make(), encoding="utf-8")
+    lacking = {file: _lacking(Path(file), make()) for file, make in found.items()}
+    written = {file: text for file, text in lacking.items() if text}
+    for file, text in written.items():
+        with Path(file).open("a", encoding="utf-8") as out:
+            out.write(text)
     if app.json:
         print_json({"written": list(written), "kept": [file for file in found if file not in written]})
         return
@@ -154,6 +160,43 @@ def files_(app: App, name: str) -> None:
         app.say(f"{file}: {'written' if file in written else 'already there, left as it is'}")
     if not found:
         app.say(f"the commands of {name} need no files but those that they make")
+
+
+def _lacking(file: Path, text: str) -> str:
+    """What is to be written at the end of the file so that it says the same as the text; nothing if it does."""
+    if not file.exists():
+        return text
+    there = file.read_text(encoding="utf-8")
+    if there == text:
+        return ""
+    from headrace.errors import UsageError
+
+    if file.suffix == ".toml":
+        has, wanted = _tables(there), _tables(text)
+        if wanted.items() <= has.items():
+            return ""
+        if not wanted.keys() & has.keys():
+            return f"\n{text}"
+    raise UsageError(f"{file} is already there and says something else", why="nothing was written",
+                     hint="move it away, or use a folder of its own with a cluster of its own")  # fmt: skip
+
+
+def _tables(text: str) -> dict[str, str]:
+    """The tables of a headrace.toml, by name: pipelines.iris, topics.versicolor."""
+    import json
+    import tomllib
+
+    from headrace.errors import UsageError
+
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError("the headrace.toml here cannot be read", why=str(error)) from None
+    return {
+        f"{kind}.{name}": json.dumps(table, default=str, sort_keys=True)
+        for kind, tables in document.items()
+        for name, table in (tables.items() if isinstance(tables, dict) else [("", tables)])
+    }
 
 
 # What follows the NAME is the tool's, whatever it looks like.
