@@ -11,7 +11,7 @@ import click
 from headrace.cli import cli
 from headrace.labs import find_lab
 
-_SHELL = {"|", "<", ">", ">>", "&", "&&", ";"}
+_SHELL = {"|", "<", ">", ">>", "&", "&&", ";", "do", "done"}
 
 
 def require_real(line: str) -> None:
@@ -27,8 +27,13 @@ def require_real(line: str) -> None:
             words.append(word)
 
 
-_FILE = re.compile(r"(?<![\w./$-])[\w-]+(?:\.[\w-]+)*\.(?:json|ndjson|txt|csv|avsc|toml|config|py|png)(?![\w/])")
-_MADE = re.compile(r"(?:>>?|-o|--output|--plot|--truth|--failed)[ =]([\w.-]+)")
+# A name in the folder, also as ./name or in a folder below it; not in the cluster's home, nor behind $PWD.
+_FILE = re.compile(
+    r"(?<![\w./$-])(?:\./)?((?:[\w-]+/)*[\w-]+(?:\.[\w-]+)*"
+    r"\.(?:json|ndjson|txt|csv|avsc|avro|parquet|toml|config|py|png))(?![\w/.])"
+)
+_MADE = re.compile(r"(?:>>?|-o|--output|--plot|--truth|--failed)[ =](?:\./)?([\w./-]+)")
+_SET_ASIDE = re.compile(r"headrace produce \S+ (\S+) .*--on-bad set-aside")
 
 
 def files_that_nothing_made(lines: Iterable[str]) -> list[str]:
@@ -41,6 +46,7 @@ def files_that_nothing_made(lines: Iterable[str]) -> list[str]:
     for line in lines:
         shell = line.partition("<<")[0]  # the rest is a program
         made |= set(_MADE.findall(shell)) | set(re.findall(r"file=\$PWD/(\S*sink\S*)", shell))
+        made |= {f"{file}.bad.ndjson" for file in _SET_ASIDE.findall(shell)}
         if found := re.search(r"headrace lab files (\w+)", shell):
             made |= set(find_lab(found[1]).files)
         missing += [f"{file}: {line}" for file in _FILE.findall(shell) if file not in made]

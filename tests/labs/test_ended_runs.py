@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,17 +33,22 @@ def test_a_lab_run_leaves_nothing_behind_however_it_ends(run: Headrace, home: Pa
     assert "left by a lab run that was killed" in run("doctor", home=home).out
 
     # The next run removes it, and is itself ended by SIGTERM while its brokers run.
-    lab = run.start("lab", "run", "flush", "--profile", "fast", home=home)
-    eventually((home / "labs" / "flush").is_dir, 120)
+    lab = run.start("lab", "run", "flush", "concurrent", "--param", "records=1000", home=home)
+    eventually((home / "labs" / "concurrent" / "files" / "bcsample.json").is_file, 120)
     assert not old & {process.pid for process in processes_of(home)}
     lab.terminate()
     assert ended(lab) == 130
     assert not processes_of(home)
     assert not list(home.glob("labs/cluster-*"))
-    # What was interrupted is red, says so, and is counted as such.
-    told = json.loads(run("lab", "report", "--json", home=home).out)
-    assert (told["name"], told["verdict"], told["reason"]) == ("flush", "red", "it was interrupted")
-    assert "not all checks were made by flush" in (home / "labs" / "report.html").read_text()
+    # What was interrupted is red, says so, and is counted as such; also what ran beside the others, for minutes.
+    told = [json.loads(line) for line in run("lab", "report", "--json", home=home).out.splitlines()]
+    interrupted = ("red", "it was interrupted")
+    assert {one["name"]: (one["verdict"], one["reason"]) for one in told} == {
+        "concurrent": interrupted,
+        "flush": interrupted,
+    }
+    assert all(one["seconds"] for one in told), "a lab was given up, it did not stop by itself"
+    assert re.search("not all checks were made by .*flush", (home / "labs" / "report.html").read_text())
 
 
 def test_down_removes_what_a_killed_lab_run_has_left(run: Headrace, home: Path) -> None:

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from headrace.cli import cli
 from headrace.cluster import Cluster
-from headrace.errors import UsageError
+from headrace.errors import Failed, NodeFailed, TimedOut, Unreachable, UsageError
 from headrace.home import Home
-from headrace.labs import NAMES, Needs, every_lab, find_lab
+from headrace.labs import NAMES, Needs, clusters, every_lab, find_lab, runner
 from headrace.labs import lab as lab_module
+from headrace.labs.consoles import SharedConsoles
 from headrace.labs.expect import anything_but, at_least, at_most, between, contains, holds, one_of, shown
+from headrace.labs.experiments.transactions import falls_both_ways
 from headrace.labs.lab import DOCUMENTS, Lab, require_valid
 from headrace.labs.load import Load
 from headrace.labs.report import to_html, to_markdown, totals, write_reports
 from headrace.labs.result import Entry, LabResult, Trouble, kept, result_folder, save
 from headrace.labs.runner import ordered
 from headrace.labs.workbench import Stopped, TooBusy, Workbench
-from headrace.runtime.waiting import eventually
+from headrace.runtime.waiting import NotYet, eventually
 from tests.conftest import Headrace
 from tests.labs.commands import require_real
 
@@ -143,11 +151,12 @@ def test_a_lab_is_green_only_if_something_was_checked_and_everything_holds(bench
 @pytest.fixture
 def busy_machine() -> Iterator[None]:
     """Programs that are not ours use every CPU: their parent is gone, so they are nobody's children here."""
-    loop = "timeout 60 sh -c 'while :; do :; done' > /dev/null 2>&1 & echo $!;"
+    loop = "timeout 300 sh -c 'while :; do :; done' > /dev/null 2>&1 & echo $!;"
     started = subprocess.run(["sh", "-c", loop * 3 * (os.cpu_count() or 1)], capture_output=True, text=True, check=True)
     yield
     for pid in started.stdout.split():
-        os.kill(int(pid), signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGTERM)
 
 
 def test_a_busy_machine_makes_a_measurement_inconclusive_and_nothing_else(bench: Workbench, busy_machine: None) -> None:
@@ -161,8 +170,22 @@ def test_a_busy_machine_makes_a_measurement_inconclusive_and_nothing_else(bench:
     assert "1 inconclusive" in totals([unclear])
     with pytest.raises(TooBusy, match="did not happen within"):
         bench.until(lambda: False, 0.1, "it")
+    with pytest.raises(TooBusy, match="ended with code 4"):
+        bench.types("exit 4")
+    with pytest.raises(Failed, match="ended with code 2") as wrong:
+        bench.types("exit 2")
+    assert not isinstance(wrong.value, TooBusy)
     assert not bench.check("sum", 5, 2 + 2)
     assert result_of(bench).verdict == "red"
+
+
+def test_inconclusive_has_an_exit_code_of_its_own(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unclear = result_of(bench, trouble=Trouble("it was late", "this machine is too busy", busy=True))
+    monkeypatch.setattr(runner, "run_labs", lambda *_: [unclear])
+    done = CliRunner().invoke(cli, ["--home", str(tmp_path), "lab", "run", "keys", "--json"])
+    assert (done.exit_code, json.loads(done.output)["verdict"]) == (5, "inconclusive")
 
 
 def test_on_a_quiet_machine_a_slow_measurement_is_red(bench: Workbench) -> None:
@@ -186,6 +209,159 @@ def test_an_interrupted_lab_stops_at_the_next_step(tmp_path: Path) -> None:
     for act in (lambda: bench.step("two"), lambda: bench.wait(60), lambda: bench.until(lambda: False, 60, "it")):
         with pytest.raises(Stopped):
             act()
+
+
+class _Clusters:
+    """Stands for a cluster that is never started."""
+
+    def __init__(self, home: Home, **_: Any) -> None:
+        self.home = home
+
+    def cluster_for(self, *_: Any) -> Any:
+        spec = SimpleNamespace(bootstrap="", brokers=(), kafka_version="", services=())
+        return SimpleNamespace(spec=spec, nodes=(), node_states=list, home=self.home)
+
+    def is_own(self, _: Any) -> bool:
+        return True
+
+    def close(self) -> None: ...
+
+
+def run_alone(home: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[Workbench], None]) -> LabResult:
+    """The result of a lab that does this, on no cluster."""
+    monkeypatch.setattr(runner, "Clusters", _Clusters)
+    act.__module__ = "tests.labs.made"
+    monkeypatch.setitem(sys.modules, act.__module__, ModuleType(act.__module__, "A lab."))
+    listener: Any = SimpleNamespace(began=lambda *_: None, told=lambda *_: None, ended=lambda *_: None)
+    with suppress(KeyboardInterrupt):
+        runner.run_labs(Home(home), [Lab("S0", ("S0.1",), act)], runner.RunOptions(), listener)
+    (result,) = kept(Home(home), ("made",))
+    return result
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        NotYet("it was not true"), Unreachable("nobody answers"), TimedOut("broker-2 is not ready after 60 s"),
+        NodeFailed("broker-2 died meanwhile"), subprocess.TimeoutExpired("headrace", 120), TimeoutError(),
+    ],
+    ids=lambda late: type(late).__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("excuse", ["this machine is too busy", ""])
+def test_what_is_late_on_a_busy_machine_is_not_red(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: Exception, excuse: str
+) -> None:
+    def act(lab: Workbench) -> None:
+        lab.step("Something is waited for")
+        lab.check("sum", 4, 2 + 2)
+        raise late
+
+    def act_at_the_end(lab: Workbench) -> None:
+        def fail() -> None:
+            raise late
+
+        lab.step("Something is waited for when all is done")
+        lab.check("sum", 4, 2 + 2)
+        lab.finally_(fail)
+
+    monkeypatch.setattr(Load, "excuse", excuse)
+    for does in (act, act_at_the_end):
+        result = run_alone(tmp_path, monkeypatch, does)
+        assert result.verdict == ("inconclusive" if excuse else "red"), result.reason
+        assert excuse in result.reason
+
+
+def test_a_lab_that_does_not_stop_in_time_says_that_it_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_STOP_WITHIN_S", 0.1)
+    monkeypatch.setattr(runner, "Clusters", _Clusters)
+    deaf = threading.Event()
+    left = tmp_path / "labs" / "cluster-automatic"
+
+    def beside(_: Workbench) -> None:
+        left.mkdir()
+        deaf.wait(60)
+
+    def at_work(_: Workbench) -> None:
+        eventually(left.is_dir, 20)
+        raise KeyboardInterrupt
+
+    labs = []
+    for name, act in (("concurrent", beside), ("quickstart", at_work)):
+        act.__module__ = find_lab(name).run.__module__
+        labs.append(Lab("S2", ("S2.E",), act, waits=act is beside))
+    listener: Any = SimpleNamespace(began=lambda *_: None, told=lambda *_: None, ended=lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_labs(Home(tmp_path), labs, runner.RunOptions(), listener)
+    found = {one.name: one.reason for one in kept(Home(tmp_path), ("concurrent", "quickstart"))}
+    deaf.set()
+    assert found == dict.fromkeys(("concurrent", "quickstart"), "it was interrupted")
+    assert not left.exists()
+
+
+def test_a_console_that_never_answers_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def silent(_: Any, **options: Any) -> Any:
+        started.append(popen(["sh", "-c", "echo http://127.0.0.1:9/login?token=x; exec sleep 60"], **options))
+        return started[0]
+
+    monkeypatch.setattr("headrace.labs.consoles.subprocess.Popen", silent)
+    monkeypatch.setattr("headrace.labs.consoles._START_WITHIN_S", 0.1)
+    with pytest.raises(NotYet):
+        SharedConsoles(tmp_path).get("127.0.0.1:1")
+    assert started[0].poll() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("lab", "given"),
+    [
+        ("flush", {"pause_every": "15"}), ("flush", {"flush_every": "100"}), ("concurrent", {"pause_ms": "10000"}),
+        ("offsets", {"records": "40000"}),
+    ],
+)  # fmt: skip
+def test_parameters_that_would_show_nothing_are_refused(lab: str, given: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="|".join(given)):
+        require_valid([find_lab(lab)], given)
+    require_valid([find_lab(lab)], {})
+    require_valid([find_lab(lab)], {}, "fast")
+
+
+@pytest.mark.parametrize("seed", [7, 45, 479])
+def test_the_coin_of_the_transactions_falls_both_ways(seed: int) -> None:
+    chosen = falls_both_ways(seed, 8)
+    coin = random.Random(chosen)
+    assert {coin.random() < 0.5 for _ in range(8)} == {True, False}
+    assert (chosen == seed) == (seed == 7)
+
+
+def test_the_files_of_several_labs_go_into_one_folder(run: Headrace) -> None:
+    for name, written in (("iris", True), ("taxi", True), ("iris", False), ("taxi", False)):
+        done = run("lab", "files", name, "--json")
+        assert (done.code, "headrace.toml" in done.json()["written"]) == (0, written)
+    toml = run.folder / "headrace.toml"
+    assert set(tomllib.loads(toml.read_text())["pipelines"]) == {"iris", "taxi"}
+    # What says something else is neither changed nor passed over.
+    toml.write_text(toml.read_text().replace("mean_length", "length"))
+    (run.folder / "ride.v1.avsc").unlink()
+    assert run("lab", "files", "taxi").code == 0
+    (run.folder / "ride.v1.avsc").write_text("{}")
+    for name, file in (("iris", "headrace.toml"), ("taxi", "ride.v1.avsc")):
+        done = run("lab", "files", name)
+        assert (done.code, f"{file} is already there and says something else" in done.err) == (2, True)
+
+
+def test_a_subject_of_the_users_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(**answers: Any) -> Any:
+        return lambda *_: nullcontext(SimpleNamespace(**answers))
+
+    monkeypatch.setattr(clusters, "Admin", found(topics=lambda: [SimpleNamespace(name="mine")]))
+    monkeypatch.setattr(clusters, "Registry", found(subjects=lambda *, deleted: ["rides.v1-value"] if deleted else []))
+    cluster: Any = SimpleNamespace(registry="")
+    assert clusters._taken(cluster, find_lab("upgrade").needs) == {"mine", "rides.v1"}
+    assert clusters._taken(cluster, find_lab("iris").needs) == {"mine"}
 
 
 def test_results_are_kept_and_read_back(bench: Workbench, tmp_path: Path) -> None:
