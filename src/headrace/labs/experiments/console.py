@@ -76,7 +76,7 @@ def _create(lab: Workbench, api: ConsoleApi) -> None:
     lab.check("the answer", (201, {"topic": _CUSTOM}), api("POST", "/api/topics", body))
     _summary(lab, api, _CUSTOM, {"partitions": 4, "replication": 2, **own})
     status, told = api("POST", "/api/topics", body)
-    lab.check("once more: refused", 400, status)
+    lab.check("once more: refused", 409, status)
     lab.check("with the reason", contains("already there"), told["problem"])
 
 
@@ -162,7 +162,7 @@ def _rates(lab: Workbench, api: ConsoleApi, began: datetime) -> None:
               timing=True)  # fmt: skip
     lab.check("looks while records were read", at_least(1), sum(bool(value) for _, value in series["out"]))
     metrics = api.ask("GET", "/metrics", {"Authorization": f"Bearer {api.token}"})[2]
-    name = f'headrace_topic_records{{topic="{_WATCHED}"}}'
+    name = f'headrace_topic_offsets{{topic="{_WATCHED}"}}'
     line = next((line for line in metrics.splitlines() if line.startswith(name)), "")
     lab.check("Prometheus is told the same", f"{name} {lab.p.records}", line)
     lab.figure("bytes", "Bytes and records in and out of the topic, as the console has kept them",
