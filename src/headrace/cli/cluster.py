@@ -182,7 +182,8 @@ def _print_status(found: ClusterStatus) -> None:
         return
     facts: dict[str, object] = {"state": click.style(found.state, fg="green" if found.state == "up" else "yellow")}
     facts |= {"bootstrap": found.bootstrap}
-    facts |= {name: url for name, url in (("registry", found.registry), ("connect", found.connect)) if url}
+    services = (("registry", found.registry), ("connect", found.connect), ("console", found.console))
+    facts |= {name: url for name, url in services if url}
     facts |= {"home": found.home, "kafka": found.kafka_version} if found.home else {"cluster id": found.cluster_id}
     if found.quorum:
         names = {node.node_id: node.name for node in found.nodes}
