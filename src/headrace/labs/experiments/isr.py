@@ -63,16 +63,24 @@ def _whole(lab: Workbench, topic: str) -> Partition:
     return found
 
 
+_END_WATCHER = """
+import json, os, signal
+os.kill(json.load(open("slow/watcher/process.json"))["pid"], signal.SIGKILL)
+"""
+
+
 def _slow_follower(lab: Workbench) -> None:
     limit_ms = int(lab.p.lag_s * 1000)
     settings = {LAG_TIME: str(limit_ms), "broker.session.timeout.ms": "120000", "broker.heartbeat.interval.ms": "2000"}
     lab.step(
         "A follower that lives and does not keep up",
         f"""On a cluster that gives a silent broker two minutes before it counts as dead, a follower is frozen for less
-        than that. The controller leaves it alone; the leader takes it out of the ISR by the document's rule, because it
-        has not caught up for {LAG_TIME}={limit_ms}.""",
+        than that. The watcher beside the nodes, which would tell the controller of the freeze, is ended first. So the
+        controller leaves the follower alone; the leader takes it out of the ISR by the document's rule, because it has
+        not caught up for {LAG_TIME}={limit_ms}.""",
     )
     with lab.cluster_beside("slow", settings, brokers=3) as slow:
+        lab.types(f"python - <<'END'\n{_END_WATCHER.strip()}\nEND")
         lab.shows("headrace --home slow topic create lagging --partitions 1 --replication 3",
                   f"seq 1000000 | headrace --home slow produce lagging --rate {lab.p.rate} & writer=$!")  # fmt: skip
         with Admin(slow) as admin:
