@@ -43,7 +43,8 @@ def run(lab: Workbench) -> None:
     )
     lab.numbers(1_000_000)
     victim = lab.admin.topic(topic).partitions[0].leader
-    lab.shows(f"headrace produce {topic} numbers.txt --rate {lab.p.rate} --acks all &", f"headrace kill {victim}")
+    lab.shows(f"headrace produce {topic} numbers.txt --rate {lab.p.rate} --acks all & writer=$!",
+              f"headrace kill {victim}")  # fmt: skip
     with Writer(lab.connection, topic, rate=lab.p.rate) as writer, _IsrWatch(lab, topic) as watch:
         lab.wait(lab.p.before_s)
         killed = time.monotonic()
@@ -68,7 +69,7 @@ def run(lab: Workbench) -> None:
     lab.check("acknowledged while the broker was dead", at_least(1), meanwhile)
 
     lab.step("Everything that was acknowledged is there", "Read from the beginning, and compared number by number.")
-    lab.shows(f"headrace consume {topic} --from beginning")
+    lab.shows("kill $writer", f"headrace consume {topic} --from beginning")
     found = account_of(lab.connection, writer)
     lab.table(
         "the account",
