@@ -22,6 +22,7 @@ from headrace.console import backend
 from headrace.errors import Failed, UsageError
 from headrace.monitor.look import Target
 from headrace.runtime.waiting import eventually
+from headrace.transport import transactions
 from headrace.transport.admin import Admin
 from headrace.transport.client import connect
 from headrace.transport.consume import consume
@@ -199,9 +200,13 @@ def test_the_reason_of_failed_deliveries_is_what_the_broker_refused_them_for(
     other = run("produce", topic, *where, *timeout, stdin="one")
     assert time.monotonic() - began < 60
     assert f"  1 failed: {reason}" in other.err
-    together = run("produce", topic, *where, "--transaction", 2, "--set", "message.timeout.ms=2000", stdin="one")
-    assert together.code == 1
-    assert reason in together.err
+    monkeypatch.setattr(transactions, "_ANSWER_S", 3.0)
+    settings = {"message.timeout.ms": 1000}
+    together = transactions.produce_in_transactions(
+        headrace_faults, topic, ["one"], transactions.TransactionPlan(), settings=settings
+    )
+    assert together.error is not None
+    assert reason in str(together.error.why)
     monkeypatch.setattr(backend, "_DELIVERY_S", 2.0)
     desk = backend.Desk(Target(connect(headrace_faults)), None, None)  # type: ignore[arg-type]
     with pytest.raises(Failed) as refused:

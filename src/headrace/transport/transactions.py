@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from headrace.errors import Failed, HeadraceError, UsageError
+from headrace.errors import Failed, HeadraceError, Unreachable, UsageError
 from headrace.transport.admin import Admin, NewTopic
 from headrace.transport.client import Connection, HasBootstrap, connect, unreachable
 from headrace.transport.inputs import BadPiece, InputBatch, InputOptions, Place, RecordReader
@@ -401,6 +401,13 @@ class _Transactional:
         found = Undeliverable(self._connection, topic, self._settings).reason(partition, reason)
         return f"{said}: {found}" if found != reason else said
 
+    def _no_end(self, said: str) -> HeadraceError:
+        """Kafka cannot even abort where it cannot write: the end of a transaction is a record, too."""
+        why = self._why(said)
+        if why == said:
+            return unreachable(self._connection.bootstrap, said)
+        return Unreachable("the transaction can be neither committed nor aborted now", why=why)
+
     def _call(self, call: Callable[[], object], *, deciding: bool = False) -> None:
         """The call succeeded, having been repeated while Kafka said that it may be."""
         from confluent_kafka import KafkaException
@@ -426,6 +433,6 @@ class _Transactional:
                     raise _OutcomeUnknown(error.str()) from None
                 if error.fatal() or not error.retriable():
                     raise Failed("the transaction failed", why=f"{error.str()} ({error.name()})") from None
-                raise unreachable(self._connection.bootstrap, error.str()) from None
+                raise self._no_end(error.str()) from None
             else:
                 return
