@@ -195,7 +195,8 @@ class Gate:
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta name="color-scheme" content="light dark"><title>headrace console</title>
-<style>body{font:16px/1.5 system-ui,sans-serif;margin:15vh auto;max-width:26rem;padding:0 1.25rem}
+<style>:root{color-scheme:light dark;background:light-dark(#fff,#121212);color:light-dark(#1a1a1a,#eee)}
+body{font:16px/1.5 system-ui,sans-serif;margin:15vh auto;max-width:26rem;padding:0 1.25rem}
 code{font-size:1.05em}input,button{font:inherit;padding:.45rem .7rem;margin:.3rem .4rem .3rem 0}label{display:block}
 p.wrong{color:light-dark(#b3261e,#ff8a80)}</style>
 <main><h1>headrace console</h1><p class="wrong">{words}</p>
