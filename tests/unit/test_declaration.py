@@ -11,7 +11,7 @@ import pytest
 
 from headrace.config import load
 from headrace.errors import ConfigError, HeadraceError
-from headrace.pipeline.declaration import declared, read
+from headrace.pipeline.declaration import Declaration, Deduplicate, Sink, declared, read
 from headrace.pipeline.pipeline import Pipeline
 
 _REALTIME = """
@@ -75,6 +75,10 @@ key   = "n"
         ('delta = "t/sums"', 'delta = "t/../t/rows"', "line 10: t/../t/rows is written twice"),
         ('topic = "out"\nkey   = "n"', 'parquet = "t/rows"', "line 13: t/rows is written twice"),
         ('delta = "t/rows"', 'delta = "out"', "line 13: two sinks are called out"),
+        ('delta = "t/rows"', 'delta = "dead letters"', "line 8: a sink is called dead letters"),
+        ('delta = "t/sums"', 'delta = "file://<here>/t%2Frows"', "line 10: file://<here>/t%2Frows is written twice"),
+        ('deduplicate  = ["n"]', 'select = { "pos, _x" = "posexplode(x)" }', "line 5: select.pos, _x begins with"),
+        ('by = ["n"], mode', "mode", "line 11: mode recompute needs by"),
         ('[[pipelines.p.into]]\ndelta = "t/rows"\n', "", "line 7: mode recompute needs the rows"),
         ('delta = "t/rows"', 'delta = "t/rows"\nkey = "n"', "line 9: key belongs to a topic"),
         ('key   = "n"', 'partition_by = "n"', "line 14: partition_by belongs to a delta or parquet"),
@@ -92,10 +96,16 @@ def test_what_cannot_be_meant_is_refused_with_its_line(tmp_path: Path, old: str,
     file.write_text(_TABLES, encoding="utf-8")
     Pipeline.from_file(file, "p")
     assert old in _TABLES
-    file.write_text(_TABLES.replace(old, new), encoding="utf-8")
+    file.write_text(_TABLES.replace(old, new.replace("<here>", str(tmp_path))), encoding="utf-8")
     with pytest.raises(ConfigError) as told:
         Pipeline.from_file(file, "p")
-    assert words in told.value.problem
+    assert words.replace("<here>", str(tmp_path)) in told.value.problem
+
+
+def test_what_python_says_is_checked_too(tmp_path: Path) -> None:
+    said = Declaration("p", ("a",), (Sink("console", "console"),), deduplicate=Deduplicate(()))
+    with pytest.raises(ConfigError, match="pipeline p, deduplicate: deduplicate names no column"):
+        Pipeline(said, tmp_path)
 
 
 def test_a_sink_that_is_computed_from_another_stands_below_it(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
+from urllib.parse import unquote, urlsplit
 
 from headrace.config import place, read_document, unknown_key
 from headrace.errors import ConfigError, NotFound
@@ -30,6 +31,9 @@ Mode = Literal["merge", "watermark", "recompute"]
 Step = Callable[[Any], Any]
 #: Where something stands in a declaration; a number says which one of several sinks.
 Keys = tuple[str | int, ...]
+
+#: What the ledger calls the place of dead letters.
+LETTERS = "dead letters"
 
 _SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|millisecond|s|second|min|minute|h|hour|d|day|week)s?\s*")
 _SECONDS = {
@@ -185,6 +189,7 @@ class Declaration:
         """What a sink or the dead letters write to, the same text for the same thing."""
         if kind in {"topic", "console"}:
             return f"{kind} {target}"
+        target = unquote(urlsplit(target).path) if target.startswith("file://") else target
         return target.rstrip("/") if "://" in target else str(Path(self.resolve(target)).resolve())
 
     @property
@@ -405,11 +410,6 @@ class _Reader:
         table = given if isinstance(given, dict) else {"by": given}
         self._only(table, ("deduplicate",), ("by", "within"))
         by = self._words(table.get("by", ()), ("deduplicate", "by"))
-        if not by:
-            raise self.error(
-                ("deduplicate",), "deduplicate names no column", why="all rows would be the same",
-                hint='deduplicate = ["id"]: rows with the same id are the same',
-            )  # fmt: skip
         return Deduplicate(by, self._span(table, ("deduplicate", "within")))
 
     def _dead_letters(self) -> DeadLetters | None:
@@ -468,7 +468,7 @@ class _Reader:
                 raise self.error(
                     (*path, name), f"{_dotted((*path, name))} is {expression!r}", hint="a SQL expression, as text"
                 )
-            if name.startswith("_"):
+            if any(part.strip().startswith("_") for part in name.split(",")):
                 raise self.error(
                     (*path, name), f"{_dotted((*path, name))} begins with an underscore",
                     why="such names are the record's own: _topic, _partition, _offset, _timestamp, _key, _headers",
@@ -532,6 +532,11 @@ def check(declaration: Declaration) -> None:
     _check_places(declaration)
     for sink in declaration.sinks:
         _check_sink(declaration, sink)
+    if declaration.deduplicate and not declaration.deduplicate.by:
+        raise declaration.wrong(
+            "deduplicate names no column", "deduplicate", why="all rows would be the same",
+            hint='deduplicate = ["id"]: rows with the same id are the same',
+        )  # fmt: skip
     if declaration.watermark and not declaration.event_time:
         raise declaration.wrong("a watermark needs event_time", "watermark", hint='event_time = "COLUMN"')
     if declaration.trigger.kind == "realtime":
@@ -552,6 +557,11 @@ def _check_places(declaration: Declaration) -> None:
             raise declaration.wrong(
                 f"the topic {target} is read and written", *at,
                 why="what the pipeline writes it would read again, for ever", hint=f'another topic: "{target}.out"',
+            )  # fmt: skip
+        if target == LETTERS and at[0] == "into":
+            raise declaration.wrong(
+                f"a sink is called {target}", *at,
+                why="the ledger calls those of the pipeline so", hint=f'"./{target}", or another name',
             )  # fmt: skip
         place = declaration.location(kind, target)
         if place in known:
@@ -592,18 +602,29 @@ def _check_sink(declaration: Declaration, sink: Sink) -> None:
             f"the select of a sink with a watermark does not keep {time}", *at, "select",
             why="lateness is judged by the event time", hint=f'select = {{ {time} = "{time}", … }}',
         )  # fmt: skip
-    if aggregate.mode == "recompute" and not any(s.kind == "delta" and not s.aggregate for s in declaration.sinks):
+    if aggregate.mode == "recompute":
+        _check_recompute(declaration, sink, aggregate)
+    if len([s for s in declaration.sinks if s.aggregate and s.aggregate.mode == "watermark"]) > 1:
+        raise declaration.wrong("only one sink can have an aggregate of mode watermark", *at)
+
+
+def _check_recompute(declaration: Declaration, sink: Sink, aggregate: Aggregate) -> None:
+    at = declaration.path_of(sink)
+    if not aggregate.by:
+        raise declaration.wrong(
+            "mode recompute needs by", *at, "aggregate",
+            why="the keys that get new rows are computed anew", hint='by = ["COLUMN"]',
+        )  # fmt: skip
+    if not any(s.kind == "delta" and not s.aggregate for s in declaration.sinks):
         raise declaration.wrong(
             "mode recompute needs the rows themselves", *at,
             why="a key is computed anew from all its rows", hint='another sink before it: delta = "FOLDER" of the rows',
         )  # fmt: skip
-    if aggregate.mode == "recompute" and declaration.path_of(declaration.base) > at:
+    if declaration.path_of(declaration.base) > at:
         raise declaration.wrong(
             f"{sink.target} is computed from the rows in {declaration.base.target}, which is declared below it", *at,
             why="sinks are written in the order in which they are declared", hint="change the order of the two",
         )  # fmt: skip
-    if len([s for s in declaration.sinks if s.aggregate and s.aggregate.mode == "watermark"]) > 1:
-        raise declaration.wrong("only one sink can have an aggregate of mode watermark", *at)
 
 
 def _check_realtime(declaration: Declaration) -> None:

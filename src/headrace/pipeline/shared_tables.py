@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import read_document
 from headrace.errors import HeadraceError
-from headrace.pipeline.declaration import Declaration, Sink, read
+from headrace.pipeline.declaration import Declaration, Keys, Sink, read
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -23,17 +23,17 @@ Columns = Mapping[str, "StructType | None"]
 def check(declaration: Declaration, written: Columns, columns_of: Callable[[Declaration], Columns]) -> None:
     """No other pipeline of the file writes a table of this one with other columns, or with files of another kind."""
     for other in _others(declaration):
-        shared = {place: sink for place, sink in tables(other).items() if place in written}
-        letters = other.dead_letters.target if other.dead_letters and other.dead_letters.kind == "table" else None
-        place = other.location("table", letters) if letters else ""
-        if place in written:
+        theirs_at, shared = tables(other), {p: s for p, s in tables(other).items() if p in written}
+        if (place := _letters(other)) in written:
             raise _clash(declaration, place, other, "its dead letters go there")
+        if (place := _letters(declaration)) in theirs_at:
+            raise _clash(declaration, place, other, "the dead letters of this one go there")
         if not shared:
             continue
         try:
             theirs = columns_of(other)
-        except HeadraceError:
-            continue  # it cannot run as it is; once it can, the two are compared
+        except Exception:  # Python of its own may raise anything
+            theirs = {}  # it cannot run as it is, or not here; before it does, it compares them itself
         for place, sink in shared.items():
             difference = _difference(tables(declaration)[place], sink, written[place], theirs.get(place))
             if difference:
@@ -46,11 +46,18 @@ def tables(declaration: Declaration) -> dict[str, Sink]:
     return {declaration.location(sink.kind, sink.target): sink for sink in found}
 
 
+def _letters(declaration: Declaration) -> str:
+    """The table that the dead letters go to, if one is declared."""
+    letters = declaration.dead_letters
+    return declaration.location("table", letters.target) if letters and letters.kind == "table" else ""
+
+
 def _others(declaration: Declaration) -> Iterator[Declaration]:
     """The pipelines that name one of the tables, perhaps; only those are read, because that runs their Python."""
     if declaration.file is None:
         return
-    ours = {Path(sink.target).name for sink in tables(declaration).values()}
+    letters = [declaration.dead_letters.target] if declaration.dead_letters else []
+    ours = {Path(target).name for target in (*[sink.target for sink in tables(declaration).values()], *letters)}
     for name, table in read_document(declaration.file).get("pipelines", {}).items():
         if name == declaration.name or not ours & {Path(text).name for text in _texts(table)}:
             continue
@@ -87,8 +94,11 @@ def _difference(ours: Sink, theirs: Sink, mine: StructType | None, other: Struct
 
 
 def _clash(declaration: Declaration, place: str, other: Declaration, why: str) -> HeadraceError:
-    sink = tables(declaration)[place]
+    sink = tables(declaration).get(place)
+    at: Keys = declaration.path_of(sink) if sink else ("dead_letters",)
+    written = sink or declaration.dead_letters
+    assert written is not None
     return declaration.wrong(
-        f"pipeline {other.name} writes the table {sink.target} too, and otherwise", *declaration.path_of(sink),
+        f"pipeline {other.name} writes the table {written.target} too, and otherwise", *at,
         why=why, hint="another table for one of the two, or the same columns for both",
     )  # fmt: skip

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from headrace.pipeline import dead_letters, many, sinks
 from headrace.pipeline.checkpoint import Checkpoint
 from headrace.pipeline.counted import Counted
+from headrace.pipeline.declaration import LETTERS, Declaration, Sink
 from headrace.pipeline.decode import Learnt
 from headrace.pipeline.demands import wants
 from headrace.pipeline.jobless import Projections
@@ -29,7 +30,6 @@ from headrace.pipeline.ledger import BatchEntry, SinkCount
 if TYPE_CHECKING:
     import pyarrow
 
-    from headrace.pipeline.declaration import Declaration, Sink
     from headrace.pipeline.flow import Flow
     from headrace.pipeline.run import Run
 
@@ -87,7 +87,7 @@ class Relay:
             entry.sinks.append(batch.took(self.sink, _records(made)))
         if letters:
             made = write_here(dead, batch.into(place.target))
-            entry.sinks.append(SinkCount.of("dead letters", letters, _records(made)))
+            entry.sinks.append(SinkCount.of(LETTERS, letters, _records(made)))
         return entry
 
     def _prepared(self, raw: DataFrame) -> Projections | None:
