@@ -107,6 +107,11 @@ def test_pipelines_that_write_one_table_agree_on_its_columns(shop: Workshop) -> 
             explain(old, new)
         assert told.value.why == words
     explain("at timestamp, n int", "at nonsense")  # that one cannot run anyway
+    (shop.folder / "neighbours.py").write_text("def raising(frame):\n    raise RuntimeError('not today')\n")
+    explain('from = "b"', 'from = "b"\nselect = { python = "neighbours:raising" }')  # nor that one
+    with pytest.raises(ConfigError, match="line 6: pipeline q writes the table t/shared too") as told:
+        explain('{ delta = "t/shared" }', '{ delta = "t/mine" }\ndead_letters = { table = "t/shared" }')
+    assert told.value.why == "the dead letters of this one go there"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +137,8 @@ def test_what_kafka_and_windows_cannot_take_is_refused_with_its_line(shop: Works
 _ABOVE = """
 [pipelines.p]
 from = "any"
-decode = { json = "amount int, at timestamp, times map<string, array<timestamp>>, text string" }
+decode = { json = '''amount int, at timestamp, times map<string, array<timestamp>>, text string, timestamp long,
+  named struct<timestamp: array<long>, n: int>''' }
 [pipelines.p.select]
 amount = "abs(amount)"
 <more>
@@ -157,12 +163,15 @@ def test_a_name_means_the_column_above_it_whatever_else_is_selected(shop: Worksh
 def test_a_number_too_large_for_a_time_is_a_dead_letter(shop: Workshop) -> None:
     shop.declare(_ABOVE, more="", one="1")
     last = 9_223_372_036_854  # seconds that fit into 64 bits of microseconds
-    good = [b'{"at": 1600000000}', b'{"at": %d}' % last, b'{"at": -%d}' % last, b'{"text": "99999999999999999"}']
+    good = [
+        b'{"at": 1600000000}', b'{"at": %d}' % last, b'{"at": -%d}' % last, b'{"text": "99999999999999999"}',
+        b'{"timestamp": 99999999999999999, "named": {"timestamp": [99999999999999999]}}',
+    ]  # fmt: skip
     bad = [99999999999999999, -99999999999999999, last + 1, 288230376151711744 + 1600000000]
     nested = [b'{"times": {"a": [5], "b": [1, 99999999999999999]}}']
     found = _sorted_out(shop, [*good, *[b'{"at": %d}' % n for n in bad], *nested])
-    assert [row["_outcome"] for row in found] == ["written"] * 4 + ["dead"] * 5
-    assert {row["_reason"] for row in found[4:]} == {"a number too large for a timestamp, in seconds"}
+    assert [row["_outcome"] for row in found] == ["written"] * 5 + ["dead"] * 5
+    assert {row["_reason"] for row in found[5:]} == {"a number too large for a timestamp, in seconds"}
 
 
 def _sorted_out(shop: Workshop, values: list[bytes]) -> list[Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import operator
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property, reduce
@@ -167,7 +166,12 @@ def _wraps(text: Column, schema: StructType, options: dict[str, str]) -> Column 
 
 
 def _times(kind: DataType) -> bool:
-    return "timestamp" in re.split(r"\W", kind.simpleString())
+    """Whether the type has a timestamp anywhere; its text would not do, because a field may have that name."""
+    if isinstance(kind, StructType):
+        return any(_times(field.dataType) for field in kind.fields)
+    if isinstance(kind, ArrayType):
+        return _times(kind.elementType)
+    return _times(kind.valueType) if isinstance(kind, MapType) else isinstance(kind, TimestampType)
 
 
 def _with_text(kind: Any) -> Any:
