@@ -19,9 +19,12 @@ from typing import TYPE_CHECKING, Any
 import fastavro
 import pytest
 from confluent_kafka import TopicPartition
+from pyspark.sql import functions as F
 
 from headrace.cluster import Cluster
 from headrace.errors import ConfigError, Failed, SetupError, UsageError
+from headrace.pipeline.declaration import Declaration
+from headrace.pipeline.duplicates import _marked_within
 from headrace.pipeline.ledger import BatchEntry
 from headrace.pipeline.rewind import Target, plan_rewind, rewind
 from headrace.pipeline.run import RunOptions
@@ -170,6 +173,20 @@ into = { delta = "tables/t" }
     send(shop.cluster, topic, [{"id": n, "word": "second"} for n in range(5, 15)])
     assert totals(shop.run()) == {"written": 5, "duplicate": 5}
     assert sorted(row["id"] for row in shop.rows("tables/t")) == list(range(15))
+
+
+def test_two_rows_at_both_ends_of_time_are_no_duplicates(spark: SparkSession) -> None:
+    last, hour = 2**63 - 1, 3_600_000_000
+    times = {0: last, 1: -last, 2: last - hour, 3: last - hour - 1}
+    rows = spark.sql(" union all ".join(
+        f"select 't' _topic, 0 _partition, {n}L _offset, 0L _row, 'written' _outcome, 1 id, timestamp_micros({at}L) at"
+        for n, at in times.items()
+    ))  # fmt: skip
+    seen = rows.where("_offset = 0").withColumn("_at", F.col("at"))
+    declaration = Declaration("p", ("t",), (), event_time="at")
+    for before in (None, seen):
+        marked = _marked_within(rows, before, declaration, ("id",), hour).orderBy("_offset")
+        assert [row[0] for row in marked.select("_again").collect()] == [False, False, True, False]
 
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
@@ -350,14 +367,17 @@ def test_steps_can_be_python_functions(shop: Workshop, headrace_topic: Topic) ->
         "def careless(frame):\n"
         "    return frame.select('value')\n"
     )
-    text = '[pipelines.p]\nfrom = "<topic>"\nselect = { python = "<module>:<name>" }\ninto = { delta = "tables/t" }\n'
+    text = '[pipelines.p]\nfrom = "<topic>"\nselect = { python = "<module>:<name>" }\ninto = [\n'
+    text += '{ delta = "tables/t", where = "length(loud) > 4", select = { loud = "loud", size = "length(loud)" } },\n'
+    text += '{ delta = "tables/n", aggregate = { by = ["loud"], values = { n = "sum(length(loud) + 1)" } } }]\n'
     send(shop.cluster, topic, [b"quiet", b"calm"])
     shop.declare(text, topic=topic, module=module, name="careless")
     with pytest.raises(ConfigError, match="dropped _topic"):
         shop.run()
     shop.declare(text, topic=topic, module=module, name="shout")
     assert totals(shop.run()) == {"written": 2}
-    assert sorted(row["loud"] for row in shop.rows("tables/t")) == ["CALM", "QUIET"]
+    assert shop.rows("tables/t") == [{"loud": "QUIET", "size": 5}]
+    assert sorted((row["loud"], row["n"]) for row in shop.rows("tables/n")) == [("CALM", 5), ("QUIET", 6)]
 
 
 def test_the_second_run_on_a_checkpoint_is_refused(shop: Workshop, headrace_topic: Topic) -> None:

@@ -129,12 +129,13 @@ def _plan(spark: SparkSession, declaration: Declaration, sink: Sink) -> _Plan:
             raise declaration.wrong(
                 f"{name} = {text!r} aggregates nothing", *at, name, hint="sum, count, min, max, avg …"
             )
-        if len(found) == 1 and (found[0].start, found[0].end) == (0, len(text)) and found[0].function in _MERGED:
+        whole = len(found) == 1 and (found[0].start, found[0].end) == (0, len(text))
+        if whole and found[0].function in _MERGED and found[0].over is None:
             parts.append(_Part(name, text, found[0].function))
             continue
         for call in reversed(found):
             column, said = f"_{name}_{len(parts)}", text[call.start : call.end]
-            new = _parts_of(call.function, said, column)
+            new = _parts_of(call.function, said, column) if call.over is None else []
             if not new:
                 raise declaration.wrong(
                     f"{said} cannot be merged", *at, name,
@@ -160,27 +161,35 @@ def _parts_of(function: str, text: str, column: str) -> list[_Part]:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an aggregate function: where it begins and ends in its expression, and as Spark's parser sees it."""
+    """A call of an aggregate function: where it begins and ends in its expression, and as Spark's parser sees it.
+
+    Behind OVER it may be any function of a window; `over` is that window.
+    """
 
     function: str
     start: int
     end: int
     node: Any
+    over: Any = None
 
 
 def calls(spark: SparkSession, text: str) -> list[Call]:
-    """The aggregate calls in an expression."""
+    """The calls of aggregate and window functions in an expression."""
     parser = spark._jsparkSession.sessionState().sqlParser()
     registry = spark._jsparkSession.sessionState().functionRegistry()
     found: list[Call] = []
 
-    def visit(node: Any) -> None:
-        if node.getClass().getSimpleName() == "UnresolvedFunction":
+    def visit(node: Any, over: Any = None) -> None:
+        kind = node.getClass().getSimpleName()
+        if kind == "WindowExpression":
+            visit(node.windowFunction(), node.windowSpec())
+            return
+        if kind == "UnresolvedFunction":
             name = str(node.nameParts().last()).lower()
             name = _ALIASES.get(name, name)
-            if name in _MERGED or name == "avg" or _is_aggregate(spark, registry, name):
+            if over is not None or name in _MERGED or name == "avg" or _is_aggregate(spark, registry, name):
                 origin = node.origin()
-                found.append(Call(name, origin.startIndex().get(), origin.stopIndex().get() + 1, node))
+                found.append(Call(name, origin.startIndex().get(), origin.stopIndex().get() + 1, node, over))
                 return
         children = node.children()
         for at in range(children.size()):

@@ -77,7 +77,9 @@ def _marked_within(
         bounds = good.agg(F.min("_row.at"), F.max("_row.at")).first()
         earliest, latest = bounds or (None, None)
         known = F.struct(*_FIRST, F.lit(None).cast("long").alias("_row"), F.unix_micros("_at").alias("at"))
-        near = seen.where(F.unix_micros("_at").between((earliest or 0) - span, (latest or 0) + span))
+        # Neither end may leave the 64 bits that a time has.
+        first, last = max((earliest or 0) - span, -(2**63)), min((latest or 0) + span, 2**63 - 1)
+        near = seen.where(F.unix_micros("_at").between(first, last))
         held = near.groupBy(*[F.col(f"`{name}`").alias(f"_seen_{name}") for name in by]).agg(
             F.collect_list(known).alias("_before")
         )
@@ -90,7 +92,8 @@ def _marked_within(
             record = F.struct(*[other[name] for name in _FIRST]).eqNullSafe(F.struct(*[row[name] for name in _FIRST]))
             # What was seen before is known by its record alone: in a batch that is replayed, the row may be that one.
             same = record & F.coalesce(other["_row"] == row["_row"], F.lit(True))
-            return ~same & (F.abs(other["at"] - row["at"]) <= span)
+            apart = F.try_subtract(F.greatest(other["at"], row["at"]), F.least(other["at"], row["at"]))
+            return ~same & F.coalesce(apart <= span, F.lit(False))
 
         return F.when(F.exists(kept, is_near), kept).otherwise(F.array_append(kept, row))
 

@@ -103,6 +103,12 @@ class Flow:
         self._check_event_time(steps[-1][1])
         return steps
 
+    def check_demands(self) -> None:
+        """What sinks demand of a row can be asked of one; what is wrong with a sink by itself was told before."""
+        record = self._record(nothing(self.spark, StructType.fromDDL(RAW_SCHEMA)))
+        with self._told("into"):
+            self.demands.look(self._selected(self.decoder.decode(record)))
+
     def _check_event_time(self, columns: StructType) -> None:
         name = self.declaration.event_time
         within = self.declaration.deduplicate.within if self.declaration.deduplicate else None
@@ -220,7 +226,9 @@ class Flow:
         carried = [name for name in decoded.columns if name.startswith("_") and name != "_fields"]
         made = self._step(decoded.select(*carried, "_fields.*"), step, what)
         columns = F.struct(*[F.col(f"`{name}`") for name in made.columns if not name.startswith("_")])
-        return made.withColumns({"_columns": columns, "_fields": columns, "_unselected": F.lit(None).cast("string")})
+        told = F.lit(None).cast("string").alias("_unselected")
+        # Nothing else of what it made: beside `_columns`, the same name would stand for two things.
+        return made.select(*carried, columns.alias("_columns"), columns.alias("_fields"), told)
 
     def _step(self, given: DataFrame, step: Any, what: str) -> DataFrame:
         """What the function makes of the rows. One that may leave rows out gets only those that are good so far."""
@@ -407,13 +415,13 @@ def layers(select: Mapping[str, str]) -> list[dict[str, str]]:
     """
     found: list[dict[str, str]] = [{}]
     for name, text in select.items():
-        if any(_mentions(text, above) for above, made in found[-1].items() if made.strip("` ") != above):
+        if any(mentions(text, above) for above, made in found[-1].items() if made.strip("` ") != above):
             found.append({})
         found[-1][name] = text
     return found
 
 
-def _mentions(text: str, name: str) -> bool:
+def mentions(text: str, name: str) -> bool:
     """Whether the expression may name the column. A word in a text that it quotes counts too, and costs a step."""
     return name in re.findall(r"\w+", text) if re.fullmatch(r"\w+", name) else name.replace("`", "``") in text
 

@@ -30,7 +30,7 @@ from headrace.errors import Failed, HeadraceError, Unreachable
 from headrace.home import write_json
 from headrace.pipeline import aggregate, changes, failures, many, shared_tables, sinks, source, topics
 from headrace.pipeline.counted import Counted
-from headrace.pipeline.declaration import Declaration, Sink, Trigger
+from headrace.pipeline.declaration import LETTERS, Declaration, Sink, Trigger
 from headrace.pipeline.decode import decoder
 from headrace.pipeline.flow import SETTINGS, Flow, in_words, nothing, placed
 from headrace.pipeline.folder import PipelineFolder
@@ -131,6 +131,7 @@ class Run:
         identity = StructType.fromDDL("_topic string, _partition int, _offset long, _timestamp timestamp")
         rows = nothing(self.spark, StructType([*identity, *steps[-1][1]]))
         made = {id(sink): self._check_sink(declaration, sink, rows) for sink in declaration.sinks}
+        flow.check_demands()
         return flow, {place: made[id(sink)] for place, sink in shared_tables.tables(declaration).items()}
 
     def _check_sink(self, declaration: Declaration, sink: Sink, rows: DataFrame) -> StructType | None:
@@ -503,7 +504,7 @@ class Run:
         else:
             letters = dead_letters.as_rows(rows, self.declaration.name, self.name)
             written = write_delta(place.target, letters, batch)
-        return [SinkCount.of("dead letters", expected, written)]
+        return [SinkCount.of(LETTERS, expected, written)]
 
     def enter(self, entry: BatchEntry) -> None:
         """The batch is in the ledger, and whoever watches is told."""
