@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 _GATEWAY_WITHIN_S = 90.0
 _END_WITHIN_S = 20.0
 _MASTER_WITHIN_S = 5.0
-_DYING_WITHIN_S = 5.0
+# On a busy machine it takes long until a process that was killed is gone.
+_DYING_WITHIN_S = 30.0
 # With these a JVM says why it ends.
 _LAST_WORDS = ("OutOfMemoryError", "insufficient memory", "SIGSEGV", "SIGBUS", "StackOverflowError")
 _MASTERS = r"local(\[(\d+|\*)(,\d+)?\])?|local-cluster\[.*\]|spark://[^,]+:\d+(,[^,]+:\d+)*|k8s://.+|yarn"
@@ -188,8 +189,9 @@ def java_alive() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # A process that was killed closes its sockets before it is gone.
-        silent = "py4j" in type(error).__module__ or isinstance(error, ConnectionError)
+        # A process that was killed closes its sockets before it is gone. One that has thrown something lives.
+        answered = getattr(error, "java_exception", None) is not None
+        silent = not answered and ("py4j" in type(error).__module__ or isinstance(error, ConnectionError))
         died = _running.death(_DYING_WITHIN_S if silent else 0) if _running else None
         if died is None:
             raise
