@@ -24,7 +24,7 @@ import msgspec
 
 from headrace.errors import CodecError, UsageError
 from headrace.transport.evolution import PRIMITIVES, Names, full_name, type_text
-from headrace.transport.numbers import integral, number_in
+from headrace.transport.numbers import field_number, integral
 from headrace.transport.schemas import Schema
 
 _AT_ONCE = 512
@@ -64,6 +64,7 @@ class Avro:
         self._names = Names(self.document)
         fields = self.document["fields"] if _is_record(self.document) else ()
         self._numeric = {field["name"] for field in fields if _is_numeric(field["type"], self._names)}
+        self._longs = {field["name"] for field in fields if _is_numeric(field["type"], self._names, "long")}
         self._types = _Types(self._names)
         self._type = self._types.of(self.document)
         self._list_type = list[self._type]  # type: ignore[name-defined]
@@ -137,8 +138,15 @@ class Avro:
         return out
 
     def _untexted(self, value: Any) -> Any:
-        """An empty cell is null where the schema allows null and a text would not do."""
-        if not isinstance(value, dict) or "" not in value.values():
+        """An empty cell is null where the schema allows null and a text would not do.
+
+        msgspec reads a whole number that is not written as digits alone by way of a float: not for a long.
+        """
+        if not isinstance(value, dict):
+            return value
+        if written := {n: c for n in self._longs if isinstance(c := value.get(n), str) and c and not c.isdecimal()}:
+            value = {**value, **{name: _number(cell) for name, cell in written.items()}}
+        if "" not in value.values():
             return value
         types = {field["name"]: field["type"] for field in self.document.get("fields", ())}
         return {name: None if cell == "" and _nullable(types.get(name)) else cell for name, cell in value.items()}
@@ -298,16 +306,19 @@ def _varint(number: int) -> bytes:
     return bytes([*out, number])
 
 
-def _is_numeric(node: Any, names: Names) -> bool:
-    """True if the type takes numbers, and no text that could look like one."""
+def _is_numeric(node: Any, names: Names, kind: str | None = None) -> bool:
+    """True if the type takes numbers (of that kind, among others), and no text that could look like one."""
     node = names.resolved(node)
     if isinstance(node, list):
-        return all(branch == "null" or _is_numeric(branch, names) for branch in node)
+        some = kind is None or any(_is_numeric(branch, names, kind) for branch in node)
+        return some and all(branch == "null" or _is_numeric(branch, names) for branch in node)
+    if kind is not None:
+        return node in (kind, {"type": kind})  # neither a time nor a date
     return (node.get("type") if isinstance(node, dict) else node) in _NUMERIC
 
 
 def _number(cell: Any) -> Any:
-    number = number_in(cell) if isinstance(cell, str) else None
+    number = field_number(cell) if isinstance(cell, str) else None
     return cell if number is None else number
 
 

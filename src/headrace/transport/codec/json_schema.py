@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import CodecError
-from headrace.transport.numbers import integral, number_in
+from headrace.transport.numbers import field_number
 from headrace.transport.schemas import Schema
 
 
@@ -76,9 +76,10 @@ def _from_text(cell: Any, kind: Any) -> Any:
         return cell
     if not cell and "null" in kinds:
         return None
-    number = number_in(cell)
-    if number is not None and not {"integer", "number"}.isdisjoint(kinds):
-        return integral(number)
+    number = field_number(cell)
+    # A whole number of more than 64 bits would lose digits as a float.
+    if (number is not None and "number" in kinds) or (isinstance(number, int) and "integer" in kinds):
+        return number
     try:
         return msgspec.convert(cell, bool, strict=False) if "boolean" in kinds else cell
     except msgspec.ValidationError:

@@ -15,11 +15,12 @@ from typing import Any
 
 from headrace.errors import CodecError, UsageError
 from headrace.transport.codec.proto_text import parse_proto
-from headrace.transport.numbers import integral, number_in
+from headrace.transport.numbers import field_number
 from headrace.transport.schemas import Schema
 
 _FIRST_MESSAGE = b"\0"
 _NUMERIC = range(1, 7)  # FieldDescriptor's CPPTYPE_INT32 to CPPTYPE_FLOAT
+_NO_DIGITS = ("NaN", "Infinity", "-Infinity")
 
 
 class Protobuf:
@@ -43,16 +44,18 @@ class Protobuf:
     def encode(self, values: Sequence[Any], head: bytes, *, text: bool = False) -> list[bytes | CodecError]:
         """The values as bytes behind `head`. With `text`, numbers may stand as text, as in a CSV file."""
         rows = [self._untexted(value) for value in values] if text else values
-        return [self._encode_one(value, head + _FIRST_MESSAGE) for value in rows]
+        return [v if isinstance(v, CodecError) else self._encode_one(v, head + _FIRST_MESSAGE) for v in rows]
 
     def _untexted(self, value: Any) -> Any:
-        """Protobuf's JSON takes most numbers as text, but neither 12.0 nor 1e3 for a whole one."""
+        """Protobuf's JSON takes numbers as text as Python reads them: 007 and digits of any script, but not 12.0."""
         if not isinstance(value, dict):
             return value
-        numeric = {field.name for field in self._messages[0].fields if field.cpp_type in _NUMERIC}
-        cells = ((name, cell, number_in(cell) if name in numeric and isinstance(cell, str) else None)
-                 for name, cell in value.items())  # fmt: skip
-        return {name: cell if number is None else integral(number) for name, cell, number in cells}
+        numeric = [field.name for field in self._messages[0].fields if field.cpp_type in _NUMERIC]
+        cells = {name: value[name] for name in numeric if isinstance(value.get(name), str)}
+        numbers = {name: cell if cell in _NO_DIGITS else field_number(cell) for name, cell in cells.items()}
+        if wrong := next((name for name, number in numbers.items() if number is None), None):
+            return CodecError(f"field {wrong}: {cells[wrong]!r:.60} is not a number")
+        return {**value, **numbers}
 
     def _encode_one(self, value: Any, head: bytes) -> bytes | CodecError:
         from google.protobuf.json_format import ParseDict, ParseError
