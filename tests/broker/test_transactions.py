@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import pytest
 
 from headrace.cluster import Cluster
 from headrace.errors import Failed, UsageError
 from headrace.transport.consume import ConsumeOptions, consume
+from headrace.transport.inputs import InputOptions
 from headrace.transport.produce import produce
-from headrace.transport.transactions import TransactionPlan, produce_in_transactions, transaction
+from headrace.transport.shaping import Shaping
+from headrace.transport.transactions import (
+    TransactionPlan,
+    TransactionReport,
+    _Transactional,
+    produce_in_transactions,
+    transaction,
+)
 from tests.conftest import Headrace
 from tests.records import wait_settled
 
@@ -98,6 +107,8 @@ def test_the_older_of_two_producers_with_one_id_is_fenced(headrace_cluster: Clus
     assert [t.outcome for t in report.transactions] == ["committed", "fenced"]
     assert report.error is not None
     assert "was fenced" in report.error.problem
+    # What was not committed is sent by the run that goes on; nothing is wrong with the input.
+    assert (report.position, report.input_is_bad) == (1, False)
     assert values(headrace_cluster, topic, committed=True) == ["before", "newer"]
 
 
@@ -131,6 +142,45 @@ def test_a_record_that_is_too_large_fails_its_transaction_and_no_other(
     assert "error: 1 records could not be committed" in done.err
     assert "Message size too large" in done.err
     assert values(headrace_cluster, topic, committed=True) == ["a", "b"]
+
+
+def test_a_run_that_stops_says_where_to_go_on(
+    headrace_cluster: Cluster, headrace_topic: MakeTopic, run: Headrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = headrace_topic()
+    rows = [{"k": 0}, {"x": 1}, {"k": 2}, {"x": 3}, {"k": 4}, {"k": 5}, {"k": 6}]
+
+    def source() -> Iterator[dict[str, int]]:
+        yield from rows[:5]
+        raise KeyboardInterrupt
+
+    def report_of(given: Iterable[object], skip: int = 0) -> TransactionReport:
+        options = InputOptions(on_bad="skip", skip=skip)
+        plan = TransactionPlan(size=2)
+        shaping = Shaping(key_field="k")
+        return produce_in_transactions(headrace_cluster, topic, given, plan, shaping=shaping, input_options=options)
+
+    first = report_of(source())
+    # The fourth record was rejected, but what stood beside it was not sent.
+    assert (first.interrupted, first.position, first.records("committed")) == (True, 3, 2)
+    commit = _Transactional.commit
+
+    def interrupted(self: _Transactional) -> None:
+        commit(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Transactional, "commit", interrupted)
+        second = report_of(rows, 3)
+    assert (second.interrupted, second.position, second.records("unknown")) == (True, 6, 2)
+    third = report_of(rows, 6)
+    assert (third.position, third.records("committed"), third.error) == (7, 1, None)
+    eventually(partial(_shows, headrace_cluster, topic, [f'{{"k":{n}}}' for n in (0, 2, 4, 5, 6)]), 60)
+    words = ("produce", topic, "--transaction", 2, "--bootstrap", headrace_cluster.bootstrap)
+    stopped = run(*words, stdin='{"k":1}\n{"k":2}\n{"k":3}\n{"k":\n')
+    assert stopped.code == 1
+    assert "stopped behind record 2 of the input" in stopped.err
+    assert "correct the input, or add --on-bad skip, and repeat the command with --skip 2" in stopped.err
 
 
 def test_a_transaction_larger_than_the_clients_queue_waits_for_room(

@@ -347,7 +347,7 @@ def _conclude(app: App, report: ProduceReport, kept: _KeptFile, aside: _KeptFile
         say(f"{counted(kept.count, 'undelivered record')} kept in {kept.path}, each with its reason")
     _say_bad(report.bad, aside)
     if report.error or report.interrupted:
-        _say_how_to_go_on(report.position, report.error)
+        _say_how_to_go_on(report.position, input_is_bad=isinstance(report.error, Failed))
     for error in (report.error, kept.error, aside.error):
         if error:
             raise error
@@ -357,10 +357,10 @@ def _conclude(app: App, report: ProduceReport, kept: _KeptFile, aside: _KeptFile
         raise click.exceptions.Exit(1)
 
 
-def _say_how_to_go_on(position: int | None, error: HeadraceError | None) -> None:
+def _say_how_to_go_on(position: int | None, *, input_is_bad: bool) -> None:
     """After a run that did not read its input to the end."""
     if position:
-        mended = "correct the input, or add --on-bad skip, and " if error else ""
+        mended = "correct the input, or add --on-bad skip, and " if input_is_bad else ""
         say(f"stopped behind record {position:,} of the input; to go on without sending any of them twice, "
             f"{mended}repeat the command with --skip {position}")  # fmt: skip
 
@@ -418,7 +418,7 @@ def _in_transactions(app: App, topic: str, file: str, flags: dict[str, Any]) -> 
         )  # fmt: skip
     _say_bad(report.bad, aside)
     if report.error or report.interrupted:
-        _say_how_to_go_on(flags["skip"] + sum(result.records for result in report.transactions), report.error)
+        _say_how_to_go_on(report.position, input_is_bad=report.input_is_bad)
     _conclude_transactions(app, report)
     if aside.error:
         raise aside.error
@@ -458,7 +458,8 @@ def _conclude_transactions(app: App, report: TransactionReport) -> None:
     if app.json:
         print_json({
             "transactional_id": report.transactional_id, "seconds": report.seconds, "records": outcomes,
-            "bad": report.bad, "transactions": [asdict(result) for result in report.transactions],
+            "bad": report.bad, "position": report.position,
+            "transactions": [asdict(result) for result in report.transactions],
         })  # fmt: skip
     else:
         counted = ", ".join(f"{count} records {name}" for name, count in outcomes.items() if count) or "no records"

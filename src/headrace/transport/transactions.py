@@ -83,8 +83,13 @@ class TransactionReport:
     seconds: float = 0.0
     #: Pieces of the input that are no record, or do not fit their schema: in no transaction.
     bad: int = 0
+    #: How many records of the input, from its beginning, are dealt with: `InputOptions.skip` of a run that goes on.
+    #: None if that cannot be said, because records were routed. Those of a transaction that was fenced are not.
+    position: int | None = None
     interrupted: bool = False
     error: HeadraceError | None = None
+    #: Whether the error lies in the input, and not in Kafka.
+    input_is_bad: bool = False
 
     def records(self, outcome: Outcome) -> int:
         """How many records are in transactions that ended so."""
@@ -209,6 +214,9 @@ class _Run:
         name = plan.transactional_id or f"headrace-{uuid.uuid4().hex[:12]}"
         self.report = TransactionReport(name)
         self.producer = _Transactional(connection, name, settings)
+        #: Records of the input up to the last one that was handed out, with those that were rejected before it.
+        self.taken = 0
+        self.routed = False
 
     def records(self, source: Any, options: InputOptions, shaper: Shaper) -> Iterator[Outgoing]:
         """The records one by one, with key, partition, timestamp and headers."""
@@ -216,13 +224,17 @@ class _Run:
         def reject(batch: InputBatch, error: Failed) -> None:
             if options.on_bad == "stop":
                 raise error
+            self.taken += 1
             self.report.bad += 1
             if options.on_bad == "set-aside" and options.set_aside:
                 options.set_aside(BadPiece(batch.values[0], batch.first, error.problem))
 
+        self.taken, self.routed = options.skip, shaper.wanted.route is not None
+        self._reach()
         for batch in self._batches(source, replace(options, parsed=options.parsed or shaper.wanted.needs_fields)):
             for shaped in shaper.shape_fitting(batch, reject):
                 for at in range(len(shaped)):
+                    self.taken += 1
                     yield shaped.slice(at, at + 1)
 
     def _batches(self, source: Any, options: InputOptions) -> Iterator[InputBatch]:
@@ -239,26 +251,43 @@ class _Run:
     def all(self, topic: str, records: Iterator[Outgoing]) -> None:
         places = self.plan.places(topic)
         number = 0
-        while chunk := list(islice(records, len(places))):
+        while chunk := self._chunk(records, len(places)):
             number += 1
             wants_commit = self.coin.random() < self.plan.commit_probability
             if self.plan.topics:
                 chunk = [replace(record, topic=name) for record, name in zip(chunk, places, strict=False)]
             result = self._one(number, chunk, wants_commit=wants_commit)
             self.report.transactions.append(result)
+            if result.outcome != "fenced":
+                self._reach()
             if self.on_result:
                 self.on_result(result)
+            if self.report.interrupted:
+                raise KeyboardInterrupt
             if result.outcome == "fenced":
                 raise Failed(
                     f"transaction {number} was fenced",
                     why=f"another producer with the transactional id {self.report.transactional_id!r} has taken over",
                     hint="give each producer an id of its own: --transactional-id",
                 )
+        self._reach()
+
+    def _reach(self) -> None:
+        """All that was taken so far is dealt with. What a route takes is no beginning of the input."""
+        self.report.position = None if self.routed else self.taken
+
+    def _chunk(self, records: Iterator[Outgoing], size: int) -> list[Outgoing]:
+        try:
+            return list(islice(records, size))
+        except HeadraceError:
+            self.report.input_is_bad = True
+            raise
 
     def _one(self, number: int, records: list[Outgoing], *, wants_commit: bool) -> TransactionResult:
         reason: str | None = None
         for attempt in range(1, _ATTEMPTS + 1):
             opened: Transaction | None = None
+            deciding = False
             try:
                 opened = self.producer.begin()
                 for record in records:
@@ -266,6 +295,7 @@ class _Run:
                 # On disk before the coin falls: an aborted record is in the log too, only never visible.
                 self.producer.flush()
                 time.sleep(self.plan.wait_s)
+                deciding = wants_commit
                 (self.producer.commit if wants_commit else self.producer.abort)()
             except _MustAbort as error:
                 reason = error.why
@@ -283,7 +313,12 @@ class _Run:
                 break
             except KeyboardInterrupt:
                 self.producer.recover()
-                raise
+                if not deciding:
+                    raise
+                # It may have been committed before Python took notice of the Ctrl-C.
+                self.report.interrupted = True
+                why = "interrupted while it was committed"
+                return TransactionResult(number, "unknown", len(records), reason=why, attempts=attempt)
             outcome: Outcome = "committed" if wants_commit else "aborted"
             return TransactionResult(number, outcome, len(records), tuple(sorted(opened.offsets)), attempt, reason)
         outcome = "failed" if wants_commit else "aborted"
