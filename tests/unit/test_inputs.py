@@ -192,6 +192,27 @@ def test_bad_csv_rows_name_their_line_and_cost_only_themselves() -> None:
         read(data)
 
 
+@pytest.mark.parametrize(
+    ("shape", "data"),
+    [
+        ("ndjson", b'{"a":1}\n{"a":\n{"a":2}\n{"b":\n{"a":3}\n{"c":\n'),
+        ("array", b'[{"a":1},{"a":},{"a":2},{"b":},{"a":3},{"c":}]'), ("csv", b"a,b\n1,1\n2\n2,2\n3\n3,3\n4\n"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("on_bad", ["set-aside", "stop"])
+def test_bad_pieces_among_what_is_left_out_were_dealt_with_before(shape: str, data: bytes, on_bad: Any) -> None:
+    pieces: list[BadPiece] = []
+    options = InputOptions(Shape(shape), on_bad=on_bad, set_aside=pieces.append, skip=2)
+    reader = RecordReader(io.BytesIO(data), options)
+    if on_bad == "stop":
+        with pytest.raises(Failed, match=r"(line 4|line 5|byte 24): no record"):
+            list(reader)
+        return
+    (last,) = [value for batch in reader for value in batch.values]
+    assert b"3" in last
+    assert (len(pieces), reader.bad) == (2, 2)
+
+
 def test_two_columns_of_one_name_are_refused() -> None:
     with pytest.raises(UsageError, match="one name: a"):
         read(b"a,b,a\n1,2,3\n", InputOptions(shape=Shape.CSV))

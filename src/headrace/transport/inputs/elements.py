@@ -60,13 +60,14 @@ class ElementStream:
         source: Source,
         shape: Shape,
         parsed: bool,
-        reject: Callable[[BadPiece], HeadraceError | None],
+        reject: Callable[[BadPiece, int], HeadraceError | None],
     ) -> None:
         self._source = source
         self._blocks = source.blocks()
         self._shape = shape
         self._parsed = parsed
-        self._reject = reject
+        self._rejected = reject
+        self._taken = 0
         self._in_array = shape is not Shape.CONCATENATED
         self._expect: Literal["array", "first", "element", "comma", "again"] = "array" if self._in_array else "element"
         self._buffer = b""
@@ -86,7 +87,9 @@ class ElementStream:
             self._skip_space()
             place = self._place(self._position)
             values, objects = self._many()
+            self._taken += len(values)
             for start, value, parsed in self._one_by_one():
+                self._taken += 1
                 place = place if values else self._place(start)
                 values.append(value)
                 objects.append(parsed)
@@ -195,6 +198,9 @@ class ElementStream:
             wanted = "',' or ']'" if self._expect == "comma" else "'['"
             raise Malformed(start, f"{wanted} was expected")
         self._position = start + 1
+
+    def _reject(self, piece: BadPiece) -> HeadraceError | None:
+        return self._rejected(piece, self._taken)
 
     def _skip_bad(self, start: int, error: Malformed) -> None:
         """The bytes up to the next plausible element are rejected as one piece."""

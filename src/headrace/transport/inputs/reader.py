@@ -31,6 +31,8 @@ class RecordReader:
         self.name = self._source.name
         self.records = 0
         self.bad = 0
+        #: Records of the input up to where it is parsed; those handed out may be fewer.
+        self._parsed = 0
         if self._options.shape is None:
             self._source.refuse_utf16()
         self.shape = self._options.shape or detect_shape(self._source.head())
@@ -70,8 +72,13 @@ class RecordReader:
             return self._table_batches()
         return ElementStream(self._source, self.shape, self._options.parsed, self._reject).batches()
 
-    def _reject(self, piece: BadPiece) -> HeadraceError | None:
-        """The piece is counted and set aside, or the error to stop with is returned."""
+    def _reject(self, piece: BadPiece, before: int) -> HeadraceError | None:
+        """The piece, behind so many records, is counted and set aside, or the error to stop with is returned.
+
+        A piece among those that are left out was dealt with by the run that has sent them.
+        """
+        if before < self._options.skip:
+            return None
         if self._options.on_bad == "stop":
             excerpt = piece.data[:_EXCERPT].decode(errors="replace")
             return Failed(
@@ -113,6 +120,7 @@ class RecordReader:
                 objects = list(map(ANY.decode, values)) if self._options.parsed else None
             else:
                 values, error = lines, None
+            self._parsed += len(values)
             if values:
                 yield InputBatch(values, place, objects)
             if error:
@@ -127,7 +135,7 @@ class RecordReader:
             reason = fault(line, self._options.parsed)
             if reason is None:
                 good.append(line)
-            elif error := self._reject(BadPiece(line, Place("line", number), reason)):
+            elif error := self._reject(BadPiece(line, Place("line", number), reason), self._parsed + len(good)):
                 return good, error
         return good, None
 
@@ -157,8 +165,10 @@ class RecordReader:
                 values.append(made)
             elif made is not None:
                 data = "\n".join(lines[start:end]).encode(errors="surrogateescape")
-                if error := self._reject(BadPiece(data, Place("line", first + start), made)):
+                piece = BadPiece(data, Place("line", first + start), made)
+                if error := self._reject(piece, self._parsed + len(values)):
                     break
+        self._parsed += len(values)
         if values:
             objects = list(map(ANY.decode, values)) if self._options.parsed else None
             yield InputBatch(values, Place("line", place), objects, text=True)
