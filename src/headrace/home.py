@@ -90,7 +90,7 @@ class Home:
             raise SetupError(
                 f"the home folder {self.root} cannot be written",
                 why=error.strerror or str(error),
-                hint="headrace --home DIR with a folder that is yours, or mend its permissions",
+                hint="headrace --home DIR with a folder that is yours, or fix its permissions",
             ) from error
 
     @contextmanager
@@ -102,7 +102,7 @@ class Home:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise SetupError(
-                    f"another headrace command is at work on {self.root}",
+                    f"another headrace command is running on {self.root}",
                     why=self.holder() or "it holds the lock",
                     hint="wait until it has ended, then repeat the command",
                 ) from None

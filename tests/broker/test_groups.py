@@ -184,7 +184,7 @@ def test_a_share_group_is_listed_and_described_as_far_as_it_can_be(
     row = next(row for row in shell("group", "list", "--json").json if row["group"] == name)
     assert (row["type"], row["protocol"], row["members"]) == ("share", "share", None)
     described = shell("group", "describe", name)
-    assert (described.code, "no Python client speaks that yet" in described.err) == (0, True)
+    assert (described.code, "no Python client supports the request yet" in described.err) == (0, True)
     assert shell("group", "reset", name, "--to", "end").code == 1
     assert shell("group", "delete", name, "--yes").code == 0
 
@@ -235,7 +235,7 @@ def test_reset_shows_first_and_then_does(
     assert preview.code == 0
     assert preview.json["executed"] is False
     assert [planned["target"] for planned in preview.json["offsets"]] == targets
-    assert "nothing was changed: --execute does it" in preview.err
+    assert "nothing was changed: --execute applies it" in preview.err
     for text in words:
         assert text in preview.err
     assert committed(groups, name) == [40, 70]
@@ -284,8 +284,8 @@ def test_reset_and_delete_are_refused_while_somebody_reads(
     ("words", "expected"),
     [
         (["--to", "yesterday"], "invalid value: 'yesterday'"),
-        (["--to", "shift:many"], "'shift:many' is no shift"),
-        (["--to", "committed"], "where the group stands already"),
+        (["--to", "shift:many"], "invalid shift: 'shift:many'"),
+        (["--to", "committed"], "the current position of the group"),
         (["--to", "end", "--topic", "no-such-topic-anywhere"], "there is no topic"),
         (["--to", "end", "--topic", "TOPIC:9"], "has no partition 9"),
         (["--to", "end", "--topic", "TOPIC:x"], "neither TOPIC nor TOPIC:PARTITION"),

@@ -118,7 +118,7 @@ def test_where_there_is_no_room_for_a_lock_the_folder_is_locked(
         return opened(name, flags, *more)
 
     monkeypatch.setattr(os, "open", without_room)
-    with home.lock("down"), pytest.raises(SetupError, match="at work on"), home.lock("down"):
+    with home.lock("down"), pytest.raises(SetupError, match="running on"), home.lock("down"):
         pytest.fail("two held the lock")
     with home.lock("down"):
         pass
@@ -130,7 +130,7 @@ def test_a_broker_that_is_slow_to_tell_its_settings_is_not_taken_for_dead(monkey
 
     monkeypatch.setattr(settings, "Admin", nothing)
     nodes = (Node("broker-1", 1, broker=True, controller=True),)
-    with pytest.raises(TimedOut, match="they go on running"):  # which is what `up` leaves its nodes running for
+    with pytest.raises(TimedOut, match="they keep running"):  # which is what `up` leaves its nodes running for
         settings.require_in_force(ClusterSpec("id", "4.2.2", nodes, {}), {"num.partitions": "2"})
 
 
@@ -322,7 +322,7 @@ def test_up_while_another_up_runs(run: Headrace, home: Path) -> None:
         eventually((home / "broker-1").is_dir, 60)
         second = run("up", "--brokers", 1, home=home)
         assert second.code == 3
-        assert f"error: another headrace command is at work on {home}" in second.err
+        assert f"error: another headrace command is running on {home}" in second.err
         assert f"why: `headrace up` runs as pid {first.pid}" in second.err
         _, err = first.communicate(timeout=120)
     assert first.returncode == 0, err
@@ -381,7 +381,7 @@ def test_down_ends_the_background_driver_and_leaves_a_run_in_the_foreground(run:
     try:
         done = run("down", home=home)
         assert done.code == 0
-        assert "ending the pipelines in the background" in done.err
+        assert "stopping background pipelines" in done.err
         assert driver.find() is None
         assert spark.find() is not None, "it is for the run to end its JVM; it waits for brokers that come back"
     finally:

@@ -341,7 +341,7 @@ def test_ctrl_c_flushes_what_was_accepted(
 
 def test_contradictions_are_usage_errors(headrace_cluster: Cluster, headrace_topic: MakeTopic) -> None:
     topic = headrace_topic()
-    with pytest.raises(UsageError, match="replay needs to know"):
+    with pytest.raises(UsageError, match="replay needs the field"):
         produce(headrace_cluster, topic, ["x"], options=ProduceOptions(pace=Pace(replay=2)))
     with pytest.raises(UsageError, match="cannot share one stream"):
         produce(headrace_cluster, topic, "-", options=ProduceOptions(producers=2))

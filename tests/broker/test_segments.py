@@ -230,7 +230,7 @@ def test_the_command_names_a_batch_that_claims_too_much_and_goes_on(
     assert lines.code == 1
     told = [json.loads(line) for line in lines.out.splitlines()]
     assert [document.get("value") for document in told] == ["before", None, "after"]
-    assert told[1]["problem"].endswith("bytes of gzip unpack to more than 64 MB")
+    assert told[1]["problem"].endswith("bytes of gzip decompress to more than 64 MB")
     records = run("topic", "segments", topic, "--records", home=home)
     assert told[1]["problem"] in records.out
     assert "batches that could not be read: 1" in records.err

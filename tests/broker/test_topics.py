@@ -135,7 +135,7 @@ def test_an_illegal_name_is_refused(shell: Shell, name: str) -> None:
 def test_an_existing_topic_is_an_error_unless_that_is_fine(shell: Shell, headrace_topic: MakeTopic) -> None:
     name = headrace_topic(partitions=3)
     again = shell("topic", "create", name)
-    assert (again.code, f"the topic '{name}' is already there" in again.err) == (2, True)
+    assert (again.code, f"the topic '{name}' exists already" in again.err) == (2, True)
     fine = shell("topic", "create", name, "--if-not-exists", "--partitions", 5, "--json")
     assert fine.code == 0
     assert (fine.json["partitions"], fine.json["created"]) == (3, False)
@@ -179,7 +179,7 @@ def test_a_create_that_was_repeated_by_the_client_is_a_create(admin: Admin, monk
             if fine:
                 admin.create_topics([wanted])
             else:
-                with pytest.raises(AlreadyExists, match="already there"):
+                with pytest.raises(AlreadyExists, match="exists already"):
                     admin.create_topics([wanted])
 
 
@@ -280,7 +280,7 @@ def test_alter_changes_partitions_and_settings(shell: Shell, headrace_topic: Mak
         (["--unset", "cleanup.polcy"], "did you mean cleanup.policy?"),
         (["--partitions", "9", "--set", "retention.ms=soon"], "Invalid value soon"),
         (["--set", "retention.ms=1", "--unset", "retention.ms"], "both set and unset"),
-        ([], "nothing to change was named"),
+        ([], "nothing to change was given"),
     ],
 )
 def test_a_refused_alter_changes_nothing(

@@ -74,8 +74,8 @@ def test_up_goes_on_where_it_timed_out_and_a_node_that_fails_comes_back(run: Hea
     words = ("up", "--brokers", 1, "--restart", "on-failure", "--durable", "--set", "num.partitions=2")
     late = run(*words, home=home, env={"HEADRACE_READY_TIMEOUT_S": "0"})
     assert late.code == 1
-    assert "its nodes go on starting" in late.err
-    assert "awaited: broker-1 to register" in late.err
+    assert "its nodes are still starting" in late.err
+    assert "waiting for: broker-1 to register" in late.err
     [pid] = (node.pid for node in Cluster(home).node_states())
     assert run("up", home=home).code == 0
     assert [pid] == [node.pid for node in Cluster(home).node_states()]
@@ -97,7 +97,7 @@ def test_up_goes_on_where_it_timed_out_and_a_node_that_fails_comes_back(run: Hea
     eventually(lambda: f"(pid {pid}, unexpectedly)" in log.read_text(encoding="utf-8"), 60)
     seen = run("status", "--json", home=home)
     assert seen.code == 1
-    assert "asked to end by SIGTERM" in seen.json()["nodes"][0]["reason"]
+    assert "terminated by SIGTERM" in seen.json()["nodes"][0]["reason"]
     assert run("down", home=home).code == 0
     assert processes_of(home) == []
 

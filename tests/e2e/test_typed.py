@@ -79,7 +79,10 @@ def a_checkpoint_moves(run: Headrace) -> None:
     assert "1500" in succeeded(run, "pipeline", "checkpoint", "show", "breadcrumbs").out
     moved = succeeded(run, "pipeline", "checkpoint", "rewind", "breadcrumbs", "--to", "beginning", "--yes")
     assert "1,500 records are read again" in moved.err
-    assert "copy goes on from where" in succeeded(run, "pipeline", "checkpoint", "fork", "breadcrumbs", "copy").err
+    assert (
+        "copy continues from the offsets of"
+        in succeeded(run, "pipeline", "checkpoint", "fork", "breadcrumbs", "copy").err
+    )
 
 
 @pytest.mark.timeout(600)

@@ -229,7 +229,7 @@ def test_a_second_ctrl_c_gives_up_what_is_under_way_and_says_so(
     kept = [json.loads(line) for line in (run.folder / f"{topic}.failed.ndjson").read_text().splitlines()]
     assert len(kept) == told["failed"] > 100
     assert {record["reason"] for record in kept} <= {
-        "given up before it was sent", "given up on its way: it may have been written or not",
+        "given up before it was sent", "given up after it was sent: it may have been written or not",
     }  # fmt: skip
     assert f"{told['failed']:,} undelivered records kept in {topic}.failed.ndjson" in err
     there = Counter(int(record.value or b"") for record in consume(cluster, topic))

@@ -350,7 +350,7 @@ def test_the_files_of_several_labs_go_into_one_folder(run: Headrace) -> None:
     (run.folder / "ride.v1.avsc").write_text("{}")
     for name, file in (("iris", "headrace.toml"), ("taxi", "ride.v1.avsc")):
         done = run("lab", "files", name)
-        assert (done.code, f"{file} is already there and says something else" in done.err) == (2, True)
+        assert (done.code, f"{file} already exists with other contents" in done.err) == (2, True)
 
 
 def test_a_subject_of_the_users_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,7 +432,7 @@ def test_the_list_is_for_people_and_for_scripts(run: Headrace) -> None:
     assert run("lab", "list", "nothing").code == 2
     assert run("lab", "run", "keys", "--param", "colour=red").code == 2
     empty = run("lab", "report")
-    assert (empty.code, "no lab was run here yet" in empty.err) == (2, True)
+    assert (empty.code, "no lab has run here yet" in empty.err) == (2, True)
 
 
 def test_every_lab_is_told_in_the_pages_with_commands_that_can_be_typed() -> None:

@@ -89,11 +89,11 @@ def test_a_table_given_as_a_value_is_refused_in_words(file: Path) -> None:
         ("brokers = 'three'", "a whole number is expected"),
         ("brokers = true", "a whole number is expected"),
         ("brokers = 2.5", "a whole number is expected"),
-        ("racks = ['a', '']", "an empty name stands in the list"),
+        ("racks = ['a', '']", "the list contains an empty name"),
         ("racks = 5", "a list is expected"),
         ("node_ids = [1, 'two']", "a whole number is expected"),
         ("node_ids = 7", "a list is expected"),
-        ("kafka = 'log.retention.ms'", "pairs name=value with blanks between them are expected"),
+        ("kafka = 'log.retention.ms'", "pairs name=value, separated by spaces, are expected"),
         ("kafka = 3", "a table of Kafka properties is expected"),
     ],
 )

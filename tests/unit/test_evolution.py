@@ -143,16 +143,16 @@ def test_a_path_leads_to_a_field() -> None:
         ('{"type": "record"', "line 1, column 18"),
         (
             json.dumps(record(field("a", "strng"))),
-            "at /fields/0/type\n  why: 'strng' is no Avro type; the nearest is string",
+            "at /fields/0/type\n  why: 'strng' is not an Avro type; the nearest is string",
         ),
         (json.dumps(record(field("a", "int"), field("a", "int"))), "field a is there twice"),
         (json.dumps(record({"name": "a"})), "field a has no type"),
         (json.dumps(record(field("a b", "int"))), "at /fields/0"),
-        (json.dumps(record(field("a", "int", default="x"))), 'the default "x" is no int'),
+        (json.dumps(record(field("a", "int", default="x"))), 'the default "x" is not of type int'),
         (json.dumps(record(field("a", {"type": "enum", "name": "E", "symbols": []}))), "at /fields/0/type/symbols"),
         (json.dumps(record(field("a", {"type": "array"}))), "type array needs items"),
         (json.dumps(record(field("a", ["null", ["int"]]))), "at /fields/0/type/1"),
-        ("5", "5 is no Avro type"),
+        ("5", "5 is not an Avro type"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_with_its_position(tmp_path: Path, text: str, words: str) -> None:

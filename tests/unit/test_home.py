@@ -52,7 +52,7 @@ def test_who_holds_the_lock_is_told(tmp_path: Path) -> None:
     home = Home(tmp_path)
     with (
         home.lock("up"),
-        pytest.raises(SetupError, match="another headrace command is at work") as raised,
+        pytest.raises(SetupError, match="another headrace command is running") as raised,
         home.lock("x"),
     ):
         pytest.fail("two held the lock")
@@ -67,7 +67,7 @@ def test_a_comma_in_the_path_is_refused_before_kafka_stumbles(tmp_path: Path) ->
 
 
 def test_without_a_cluster_every_command_says_so(run: Headrace, tmp_path: Path) -> None:
-    assert run("status").out == f"no cluster in {tmp_path / '.headrace'}: headrace up makes one\n"
+    assert run("status").out == f"no cluster in {tmp_path / '.headrace'}: headrace up creates one\n"
     assert run("status", "--json").json()["state"] == "absent"
     assert run("status").code == run("status", "--json").code == 4
     for verb in ("start", "stop", "restart", "kill", "pause", "resume", "logs"):

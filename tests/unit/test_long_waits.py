@@ -75,7 +75,7 @@ def test_a_long_batch_can_be_waited_for(driver: Driver, run: Headrace) -> None:
 def test_a_long_batch_can_be_ended(driver: Driver, run: Headrace) -> None:
     assert run("pipeline", "stop", "--all", "--timeout", "0s").code == 1
     ended = run("pipeline", "stop", "slow", "--now")
-    assert (ended.code, ended.err) == (0, "slow was ended in the middle of a batch: its next run repeats it\n")
+    assert (ended.code, ended.err) == (0, "slow was stopped in the middle of a batch: its next run repeats it\n")
     assert driver.process.find() is None
 
 

@@ -86,7 +86,7 @@ def test_what_is_not_in_the_picture_is_counted(tmp_path: Path) -> None:
     assert scatter.left_out == [
         "900 points of long series: a random choice of 100 stands for each",
         f"{len(values)} records without a number in x or y.z",
-        "1 records of no series",
+        "1 records that belong to no series",
     ]
     assert (tmp_path / "iris.svg").read_text(encoding="utf-8").startswith("<?xml")
 
@@ -106,10 +106,10 @@ def test_without_a_point_there_is_no_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "series", "problem"),
     [
-        ("iris.txt", "iris", "no suffix of a picture"),
-        ("iris", "iris", "no suffix of a picture"),
+        ("iris.txt", "iris", "is not a picture file name"),
+        ("iris", "iris", "is not a picture file name"),
         ("missing/iris.png", "iris", "cannot be written"),
-        ("iris.png", "a:reddish=iris", "'reddish' is no colour"),
+        ("iris.png", "a:reddish=iris", "unknown colour: 'reddish'"),
     ],
 )
 def test_what_cannot_be_drawn_is_said_before_the_reading(tmp_path: Path, name: str, series: str, problem: str) -> None:

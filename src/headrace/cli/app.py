@@ -80,7 +80,7 @@ class App:
         url = self.registry_url or os.environ.get("HEADRACE_REGISTRY") or properties.get("schema.registry.url")
         if not url and self.bootstrap:
             raise UsageError(
-                "a foreign Kafka is named, but no schema registry",
+                "no schema registry is given for this Kafka",
                 why="neither --registry, nor HEADRACE_REGISTRY, nor schema.registry.url in a file given with -F",
                 hint="--registry http://127.0.0.1:8081",
             )
@@ -127,16 +127,16 @@ def _option(*names: str, keeps: str, **settings: Any) -> Callable[[F], F]:
 
 _EVERYWHERE = (
     _option("--home", keeps="home", type=click.Path(path_type=Path),
-            help="Folder of the cluster. [default: .headrace of the nearest folder upwards, else here]"),
+            help="Folder of the cluster. [default: the nearest .headrace here or in a parent, else ./.headrace]"),
     _option("--json", keeps="json", is_flag=True, help="Print JSON for scripts."),
-    _option("-q", "--quiet", keeps="quiet", is_flag=True, help="Say nothing but errors."),
+    _option("-q", "--quiet", keeps="quiet", is_flag=True, help="Print errors only."),
     _option("-v", "--verbose", keeps="verbose", is_flag=True, help="Show tracebacks."),
 )  # fmt: skip
 _ANY_KAFKA = (
     _option("--bootstrap", keeps="bootstrap", metavar="HOST:PORT,…",
-            help="Address of a Kafka. [default: the cluster of --home]"),
+            help="Bootstrap servers of any Kafka. [default: the cluster of --home]"),
     _option("-F", keeps="properties", metavar="FILE", type=click.Path(path_type=Path),
-            help="Client properties, in librdkafka's names."),
+            help="File of client properties, with librdkafka's names."),
 )  # fmt: skip
 client_settings = click.option(
     "--set",
@@ -258,7 +258,11 @@ def main() -> None:
         if app.verbose:
             raise
         # Almost always the output: a full disk behind standard output, a terminal that is gone.
-        show_error(HeadraceError("the system refused", why=error.strerror or str(error), hint="is the disk full?"))
+        show_error(
+            HeadraceError(
+                "the operating system reported an error", why=error.strerror or str(error), hint="is the disk full?"
+            )
+        )
         sys.exit(1)
     except Exception as error:
         if app.verbose:

@@ -25,20 +25,20 @@ _FOLLOW_EVERY_S = 0.2
 
 
 @cli.command()
-@click.option("--brokers", type=int, metavar="N", help="How many brokers, 1 to 9. [default: 3]")
+@click.option("--brokers", type=int, metavar="N", help="Number of brokers, 1 to 9. [default: 3]")
 @click.option(
     "--controllers",
     type=int,
     metavar="N",
     help="Separate controllers. [default: none, brokers are controllers too]",
 )
-@click.option("--racks", callback=words, metavar="A,B", help="Racks that the brokers are spread over in turn.")
+@click.option("--racks", callback=words, metavar="A,B", help="Racks to spread the brokers over, round robin.")
 @click.option("--node-ids", callback=numbers, metavar="101,102,…", help="Ids of the brokers. [default: 1,2,3,…]")
 @click.option(
     "--base-port",
     type=int,
     metavar="P",
-    help="First port; the others follow it. [default: chosen free, then remembered]",
+    help="First port; the others follow it. [default: free ports, remembered for the next start]",
 )
 @click.option(
     "--set",
@@ -46,33 +46,33 @@ _FOLLOW_EVERY_S = 0.2
     multiple=True,
     callback=pairs,
     metavar="KEY=VALUE",
-    help="A native Kafka property of every node; an empty value takes it back.",
+    help="A native Kafka property for every node; an empty value removes it.",
 )
 @click.option(
     "--with",
     "services",
     callback=words,
     metavar="A,B",
-    help="Services beside the brokers: registry, connect, console; all: every one of them.",
+    help="Services to run beside the brokers: registry, connect, console, or all.",
 )
 @click.option(
     "--restart",
     type=click.Choice(["no", "on-failure"]),
-    help="on-failure: start a node that died again, up to 5 times in 10 minutes. [default: no]",
+    help="on-failure: restart a node that died, up to 5 times in 10 minutes. [default: no]",
 )
 @click.option(
     "--durable",
     is_flag=True,
-    help="Write every record to the disk before it is acknowledged: survives a power cut, and is slower.",
+    help="Flush every record to disk before acknowledging it: slower, but it survives a power cut.",
 )
-@click.option("--plugins", type=click.Path(path_type=Path), metavar="DIR", help="Plugins of your own for Connect.")
+@click.option("--plugins", type=click.Path(path_type=Path), metavar="DIR", help="Folder with your own Connect plugins.")
 @everywhere
 @click.pass_obj
 def up(app: App, /, kafka: dict[str, str], durable: bool, **flags: Any) -> None:
-    """Start a cluster here, or bring the one that is here up again.
+    """Start a cluster here, or start the existing one again.
 
-    Ready means: every broker answers and has led a write that all replicas acknowledged.
-    It can be repeated: what runs stays, what is missing is started, changed settings are rolled out.
+    It returns when every broker answers and has led a write that all replicas acknowledged.
+    You can repeat it: running nodes stay up, missing ones are started, changed settings are rolled out.
 
     \b
     headrace up
@@ -97,16 +97,16 @@ def up(app: App, /, kafka: dict[str, str], durable: bool, **flags: Any) -> None:
 
 
 @cli.command()
-@click.option("--wipe", is_flag=True, help="Remove the cluster's data too.")
-@click.option("--yes", is_flag=True, help="Do not ask before removing.")
+@click.option("--wipe", is_flag=True, help="Remove the cluster's data, too.")
+@click.option("--yes", is_flag=True, help="Remove without asking.")
 @everywhere
 @click.pass_obj
 def down(app: App, wipe: bool, yes: bool) -> None:
-    """Stop every process of the cluster. The data stay, unless --wipe.
+    """Stop every process of the cluster. The data stay, unless you add --wipe.
 
-    --wipe removes what the cluster consists of. Tables, checkpoints and lab results in the home stay, and are named.
+    --wipe removes the cluster's files. Tables, checkpoints and lab results in the home stay and are listed.
 
-    Pipelines in the background end before it, each after its batch; one in the foreground waits for the next `up`.
+    Background pipelines finish their current batch and stop first; one in the foreground waits for the next `up`.
 
     \b
     headrace down
@@ -120,7 +120,7 @@ def down(app: App, wipe: bool, yes: bool) -> None:
         app.confirm([f"{path}  {size(count)}" for path, count in removed], yes=yes, verb="remove")
     driver = Driver(cluster.home)
     if driver.process.find() is not None:
-        app.say("· ending the pipelines in the background, each after its batch")
+        app.say("· stopping background pipelines after their current batch")
         driver.end()
     cluster.down(wipe=wipe)
     _end_labs(app, cluster.home, wipe=wipe)
@@ -139,7 +139,7 @@ def _end_labs(app: App, home: Home, *, wipe: bool) -> None:
 
     labs = LabRuns(home)
     if labs.at_work:
-        app.say(f"labs go on with a cluster of their own: {labs.at_work}")
+        app.say(f"labs keep running on a cluster of their own: {labs.at_work}")
     elif found := labs.describe():
         app.say(f"ending labs: {found}")
     labs.remove(wipe=wipe)
@@ -149,9 +149,9 @@ def _end_labs(app: App, home: Home, *, wipe: bool) -> None:
 @any_kafka
 @click.pass_obj
 def status(app: App) -> None:
-    """Show what runs: nodes, controller, quorum, partitions.
+    """Show the nodes, the controller, the quorum and the partitions.
 
-    A dead node is named with the reason, and the exit code is then 1.
+    If a node is dead, it reports why, and the exit code is 1.
 
     \b
     headrace status
@@ -178,7 +178,7 @@ def status(app: App) -> None:
 
 def _print_status(found: ClusterStatus) -> None:
     if found.state == "absent":
-        click.echo(f"no cluster in {found.home}: headrace up makes one")
+        click.echo(f"no cluster in {found.home}: headrace up creates one")
         return
     facts: dict[str, object] = {"state": click.style(found.state, fg="green" if found.state == "up" else "yellow")}
     facts |= {"bootstrap": found.bootstrap}
@@ -202,7 +202,7 @@ def _print_status(found: ClusterStatus) -> None:
     if found.problem:
         facts["problem"] = found.problem
     if found.home and any(node.state == "running" for node in found.nodes) and found.watcher != "running":
-        facts["watcher"] = f"{found.watcher}: a death is noticed late; headrace up starts it again"
+        facts["watcher"] = f"{found.watcher}: dead nodes are noticed late; headrace up starts it again"
     elif found.restart != "no":
         facts["restart"] = found.restart
     print_pairs(facts)
@@ -249,20 +249,20 @@ def _node_command(name: str, done: str, text: str) -> None:
 
 _node_command("start", "runs", "Start a stopped or dead node and wait until it has joined.")
 _node_command("stop", "is stopped", "Stop a node gracefully: it hands its leaderships over first.")
-_node_command("restart", "runs again", "Stop a node gracefully and start it with today's settings.")
+_node_command("restart", "runs again", "Stop a node gracefully and start it with the current settings.")
 _node_command("kill", "is dead", "Kill a node with SIGKILL, as a crash would.")
 _node_command("pause", "is paused", "Freeze a node with SIGSTOP, as a stalled machine would.")
-_node_command("resume", "runs on", "Let a paused node run on.")
+_node_command("resume", "is resumed", "Resume a paused node.")
 
 
 @cli.command()
 @click.argument("node")
-@click.option("-f", "--follow", is_flag=True, help="Go on as the log grows, until Ctrl-C.")
-@click.option("-n", "--lines", default=50, show_default=True, help="How many of the last lines.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log until Ctrl-C.")
+@click.option("-n", "--lines", default=50, show_default=True, help="Number of lines, from the end.")
 @everywhere
 @click.pass_obj
 def logs(app: App, node: str, follow: bool, lines: int) -> None:
-    """The log of a node.
+    """Show the log of a node.
 
     \b
     headrace logs 2
@@ -297,9 +297,9 @@ def _growth(path: Path) -> Iterator[str]:
 @any_kafka
 @click.pass_obj
 def doctor(app: App) -> None:
-    """Check this machine and this cluster, and say how to mend it.
+    """Check this machine and this cluster, and suggest fixes.
 
-    With --bootstrap the Kafka there is checked: do all brokers answer, is there a controller, are replicas in sync?
+    With --bootstrap it checks that Kafka: do all brokers answer, is there a controller, are replicas in sync?
 
     \b
     headrace doctor
@@ -327,9 +327,9 @@ def doctor(app: App) -> None:
 @everywhere
 @click.pass_obj
 def config(app: App) -> None:
-    """Every setting, its value, and where the value comes from.
+    """Show every setting, its value, and where the value comes from.
 
-    A value is taken from the first place that has it: flag, environment, headrace.toml, this cluster, default.
+    The first source that has a value wins: flag, environment, headrace.toml, this cluster, default.
     """
     from headrace.config import KEYS
 

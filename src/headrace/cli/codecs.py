@@ -14,13 +14,13 @@ def codec_options(command: F) -> F:
     """Adds --value, --key-codec and --registry."""
     command = registry_option(command)
     command = click.option(
-        "--key-codec", metavar="CODEC", help="The same for keys; the fields of the schema are taken from the record."
+        "--key-codec", metavar="CODEC", help="The same for keys; the record provides the fields of the schema."
     )(command)
     return click.option(
         "--value",
         metavar="CODEC",
-        help="Values by a schema: avro:FILE or avro:SUBJECT, and so json-schema: and protobuf:. "
-        "For consume: the reader's schema, or `registry` for each record as it was written.",
+        help="Schema of the values: avro:FILE or avro:SUBJECT, likewise json-schema: and protobuf:. "
+        "For consume: the reader's schema, or `registry` to decode each record with the schema it was written with.",
     )(command)
 
 

@@ -29,7 +29,10 @@ def _any_worker(command: F) -> F:
 
     where = click.option("--connect", "url", metavar="URL", help="Another Connect worker. [default: the cluster's]")
     token = click.option(
-        "--token-file", type=click.Path(path_type=Path), metavar="FILE", help="Holds the bearer token for --connect."
+        "--token-file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="File with the bearer token for --connect.",
     )
     return where(token(everywhere(click.pass_obj(of_worker))))  # type: ignore[return-value,arg-type]
 
@@ -63,7 +66,7 @@ def _text(file: Path) -> str:
 @connector.command("list")
 @_any_worker
 def list_(app: App, worker: Connectors) -> None:
-    """All connectors with their state."""
+    """List the connectors with their state."""
     found = [status for status, _ in worker.everything()]
     if app.json:
         print_json([asdict(status) for status in found])
@@ -78,7 +81,7 @@ def list_(app: App, worker: Connectors) -> None:
 @connector.command()
 @_any_worker
 def plugins(app: App, worker: Connectors) -> None:
-    """What the worker can make connectors of. Your own: headrace up --with connect --plugins DIR."""
+    """List the connector plugins of the worker. Add your own: headrace up --with connect --plugins DIR."""
     found = worker.plugins()
     if app.json:
         print_json([asdict(plugin) for plugin in found])
@@ -116,7 +119,7 @@ def _settings(file: Path | None, given: dict[str, str]) -> tuple[str | None, dic
 def create(app: App, worker: Connectors, words: tuple[str, ...], given: dict[str, str]) -> None:
     """Create and start connectors from files (.json, or Java's .properties), from --set, or both.
 
-    The name may stand in the file. Source connectors make the topics that they write to.
+    The file may contain the name. Source connectors create the topics that they write to.
 
     \b
     headrace connector create lines --set connector.class=FileStreamSource \\
@@ -137,7 +140,7 @@ def create(app: App, worker: Connectors, words: tuple[str, ...], given: dict[str
 @click.argument("name")
 @_any_worker
 def config(app: App, worker: Connectors, name: str) -> None:
-    """The settings of a connector; passwords and other secrets are hidden.
+    """Show the settings of a connector; passwords and other secrets are hidden.
 
     \b
     headrace connector config lines
@@ -154,7 +157,7 @@ def config(app: App, worker: Connectors, name: str) -> None:
 @connector.command()
 @click.argument("name")
 @_given
-@click.option("--unset", multiple=True, metavar="KEY", help="A setting that goes back to its default, repeatable.")
+@click.option("--unset", multiple=True, metavar="KEY", help="A setting to reset to its default, repeatable.")
 @_any_worker
 def alter(app: App, worker: Connectors, name: str, given: dict[str, str], unset: tuple[str, ...]) -> None:
     """Change settings of a connector; it is restarted with them.
@@ -211,7 +214,7 @@ def validate(app: App, worker: Connectors, file: Path | None, given: dict[str, s
 @click.argument("name")
 @_any_worker
 def status(app: App, worker: Connectors, name: str) -> None:
-    """A connector and its tasks, with the errors in full."""
+    """Show a connector and its tasks, with full error messages."""
     found = worker.status(name)
     _show(app, found)
     if found.state == "FAILED" or any(task.state == "FAILED" for task in found.tasks):
@@ -222,7 +225,7 @@ def status(app: App, worker: Connectors, name: str) -> None:
 @click.argument("name")
 @_any_worker
 def offsets(app: App, worker: Connectors, name: str) -> None:
-    """How far a connector has got, in its own words."""
+    """Show the offsets of a connector, as the connector stores them."""
     found = worker.offsets(name)
     if app.json:
         print_json(found)
@@ -253,10 +256,10 @@ def _verb(verb: str, text: str) -> None:
         _show(app, found)
 
 
-_verb("pause", "Let a connector stand still; it remembers where it was.")
-_verb("resume", "Let a paused or stopped connector go on.")
-_verb("stop", "End a connector's tasks, but keep the connector.")
-_verb("restart", "Start a connector and all of its tasks anew.")
+_verb("pause", "Pause a connector; it keeps its offsets.")
+_verb("resume", "Resume a paused or stopped connector.")
+_verb("stop", "Stop a connector's tasks, but keep the connector.")
+_verb("restart", "Restart a connector and all of its tasks.")
 
 
 def _show(app: App, found: ConnectorStatus) -> None:
@@ -280,4 +283,4 @@ def _print_statuses(found: Sequence[ConnectorStatus]) -> None:
 def _say_waiting(found: Sequence[ConnectorStatus]) -> None:
     for status in found:
         if status.waiting:
-            say(f"{status.name} is waiting: {status.waiting}; headrace topic create makes a topic")
+            say(f"{status.name} is waiting: {status.waiting}; headrace topic create creates a topic")

@@ -17,16 +17,21 @@ if TYPE_CHECKING:
 
 
 @cli.command("console")
-@click.option("--open/--no-open", "opens", default=None, help="Open a browser. [default: if there is a screen]")
-@click.option("--foreground", is_flag=True, help="Run here until Ctrl-C, not as a node of the cluster.")
-@click.option("--port", type=click.IntRange(1024, 65535), metavar="P", help="In the foreground. [default: a free one]")
+@click.option("--open/--no-open", "opens", default=None, help="Open a browser. [default: if there is a display]")
+@click.option("--foreground", is_flag=True, help="Run in the foreground until Ctrl-C, not as a node of the cluster.")
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="In the foreground; elsewhere with a password only."
+    "--port", type=click.IntRange(1024, 65535), metavar="P", help="Port, in the foreground. [default: a free one]"
 )
 @click.option(
-    "--password-file", type=click.Path(path_type=Path), metavar="FILE", help="Its first line is the password."
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on, in the foreground; any but 127.0.0.1 requires a password.",
 )
-@click.option("--read-only", is_flag=True, help="In the foreground: show everything, change nothing.")
+@click.option(
+    "--password-file", type=click.Path(path_type=Path), metavar="FILE", help="File whose first line is the password."
+)
+@click.option("--read-only", is_flag=True, help="Allow no changes, in the foreground.")
 @click.option("--connect", metavar="URL", help="A Connect worker. [default: the cluster's]")
 @registry_option
 @any_kafka
@@ -43,8 +48,8 @@ def console(
 ) -> None:
     """Open the console: topics, records, lag, brokers, in a browser.
 
-    The console is a node beside the cluster: it is started if it does not run, and stays up. For a foreign Kafka
-    (--bootstrap or -F) it runs in the foreground. The address that is printed lets its reader in.
+    The console is a node beside the cluster: the command starts it if it does not run, and it stays up. For any other
+    Kafka (--bootstrap or -F) it runs in the foreground. The printed address contains an access token.
 
     \b
     headrace console

@@ -34,29 +34,35 @@ _BY_SUFFIX = {
 
 @cli.command()
 @click.argument("topics", nargs=-1, required=True)
-@click.option("--group", metavar="G", help="Read as this group: it remembers how far it got.")
+@click.option("--group", metavar="G", help="Consumer group to read as; its offsets are committed.")
 @click.option(
-    "--members", type=click.IntRange(1, 64), default=1, show_default=True, help="Members of the group, at once."
+    "--members", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of group members to run."
 )
 @click.option(
     "--from",
     "start",
     metavar="WHERE",
-    help="beginning, end, committed, an OFFSET, a TIME (2026-05-01T12:00 or -15min). "
+    help="Where to start: beginning, end, committed, an OFFSET, a TIME (2026-05-01T12:00 or -15min). "
     "[default: committed with a group, else beginning]",
 )
-@click.option("--until", metavar="WHEN", help="end (what is there now), idle:10s, count:N, or a TIME. [default: end]")
-@click.option("-f", "--follow", is_flag=True, help="Go on for new records until Ctrl-C.")
+@click.option(
+    "--until",
+    metavar="WHEN",
+    help="When to stop: end (the end as of now), idle:10s, count:N, or a TIME. [default: end]",
+)
+@click.option("-f", "--follow", is_flag=True, help="Keep reading new records until Ctrl-C.")
 @click.option("--partition", "partitions", type=int, multiple=True, help="Only this partition, repeatable.")
 @click.option("--key", "keys", multiple=True, help="Only records with this key, repeatable.")
-@click.option("--header", "headers", multiple=True, callback=pairs, metavar="NAME=TEXT", help="Only with this header.")
+@click.option(
+    "--header", "headers", multiple=True, callback=pairs, metavar="NAME=TEXT", help="Only records with this header."
+)
 @click.option("--contains", multiple=True, metavar="TEXT", help="Only records whose value contains this.")
 @click.option(
     "--isolation",
     type=click.Choice(["committed", "uncommitted"]),
     default="committed",
     show_default=True,
-    help="Leave out, or show, records of open and aborted transactions.",
+    help="Hide or show records of open and aborted transactions.",
 )
 @click.option(
     "--protocol",
@@ -78,7 +84,11 @@ _BY_SUFFIX = {
     help=r"As in '%t/%p@%o %k=%v\n': topic, partition, offset, key, value; %h headers, %T time, %m member.",
 )
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write to a file; a group adds to it."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write to a file; with a group, append to it.",
 )
 @codec_options
 @click.option(
@@ -88,7 +98,7 @@ _BY_SUFFIX = {
     show_default=True,
     help="What to do with a batch whose bytes are damaged.",
 )
-@click.option("--check-order", metavar="FIELD", help="Verify that this field ascends within each key.")
+@click.option("--check-order", metavar="FIELD", help="Check that this field ascends within each key.")
 @click.option(
     "--plot",
     type=click.Path(path_type=Path),
@@ -100,9 +110,11 @@ _BY_SUFFIX = {
     default="0",
     show_default=True,
     metavar="FIELD[=LABEL]",
-    help="The field of the value that goes to the right; a number counts in an array.",
+    help="Field of the value for the x axis; a number is an index into an array.",
 )
-@click.option("--plot-y", default="1", show_default=True, metavar="FIELD[=LABEL]", help="The field that goes up.")
+@click.option(
+    "--plot-y", default="1", show_default=True, metavar="FIELD[=LABEL]", help="Field of the value for the y axis."
+)
 @click.option(
     "--plot-series",
     "plot_series",
@@ -116,12 +128,12 @@ _BY_SUFFIX = {
 def consume(app: App, /, topics: tuple[str, ...], **flags: Any) -> None:
     """Read records of one or more topics.
 
-    Without a group: everything that is there, and nothing is remembered. With a group: from where the group stands;
-    offsets are committed after the records were written out, so a killed consumer resumes without loss.
+    Without a group it reads everything and commits nothing. With a group it starts at the committed offsets and
+    commits after it has written the records out, so a killed consumer resumes without loss.
 
     \b
-    headrace consume breadcrumbs                               all of it
-    headrace consume breadcrumbs -f --from end                 what comes in from now on
+    headrace consume breadcrumbs                               read everything
+    headrace consume breadcrumbs -f --from end                 read new records only
     headrace consume a b --group mine --members 3              a group of three
     headrace consume breadcrumbs --key 1 --key 3 --json | jq .value
     headrace consume rides --value registry --json | jq .value.total_amount
@@ -272,7 +284,7 @@ def _writer(app: App, topics: Sequence[str], flags: dict[str, Any], stack: ExitS
         if flags["group"] and path.exists():
             raise UsageError(
                 f"{path} exists already",
-                why="the group goes on behind the records in it, and a Parquet file cannot be added to",
+                why="the group continues after the records in it, and a Parquet file cannot be appended to",
                 hint="name another file",
             )
         return outputs.ParquetWriter(path)
@@ -280,7 +292,7 @@ def _writer(app: App, topics: Sequence[str], flags: dict[str, Any], stack: ExitS
     if path and flags["group"] and path.is_file() and not flags["pattern"]:
         torn = outputs.end_with_a_whole_line(path)
         if torn:
-            say(f"note: {path} ended in half a line: its {counted(torn, 'byte')} went to {path.name}.torn")
+            say(f"note: {path} ended in an incomplete line: its {counted(torn, 'byte')} went to {path.name}.torn")
     stream = stack.enter_context(_open(path, "ab" if flags["group"] else "wb")) if path else sys.stdout.buffer
     if flags["pattern"]:
         return outputs.StreamWriter(stream, outputs.format_encoder(flags["pattern"]))
@@ -311,7 +323,7 @@ def _summary(report: ConsumeReport, members: int) -> None:
     about = f"{speed}{then}" if report.read else f"{report.seconds:.2f} s"
     say(f"processed a total of {counted(report.read, 'record')} ({about})")
     if report.matched != report.read:
-        say(f"  {report.matched:,} of them were wanted")
+        say(f"  {report.matched:,} of them matched")
     for (member, topic, partition), span in sorted(report.spans.items()):
         who = f"member {member}: " if members > 1 else ""
         offsets = f"offsets {span.first_offset} to {span.last_offset}"
@@ -370,7 +382,7 @@ class _PlotWatcher:
         strange = [one.topic for one in series if one.topic not in topics]
         if strange:
             raise UsageError(
-                f"a series is of topic {strange[0]}, which is not read", why=f"read are {', '.join(topics)}"
+                f"a series names topic {strange[0]}, which is not read", why=f"read are {', '.join(topics)}"
             )
         self._path: Path = flags["plot"]
         self._scatter = Scatter(x, y, series, labels=(x_label, y_label))

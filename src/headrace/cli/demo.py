@@ -39,8 +39,8 @@ _ARCHIVE_WITHIN_S = 180.0
 def demo(app: App, records: int, stay: bool | None) -> None:
     """See it all in two minutes: a cluster, a killed broker, tables.
 
-    A day's bus breadcrumbs go through three brokers, one of which is killed, and on through Spark into tables. Behind
-    them taxi rides in Avro, in three versions of a schema that the registry knows.
+    A day's bus breadcrumbs go through three brokers, one of which is killed, and on through Spark into tables. Then
+    taxi rides in Avro follow, with three versions of their schema in the registry.
 
     On a terminal it stays until Ctrl-C, so that you can look around; without one it ends by itself.
     It leaves nothing running and nothing behind.
@@ -159,7 +159,7 @@ def _check(cluster: Cluster, acknowledged: int) -> None:
     click.echo(f"   acknowledged {acknowledged:,}, read back {len(places):,}")
     if len(places) != acknowledged:
         raise Failed("the account does not balance", why=f"{acknowledged - len(places):+,} records")
-    click.echo(click.style("   nothing lost, nothing doubled", fg="green"))
+    click.echo(click.style("   nothing lost, nothing duplicated", fg="green"))
 
 
 def _on_spark(app: App, cluster: Cluster, folder: Path) -> None:
@@ -175,7 +175,9 @@ def _on_spark(app: App, cluster: Cluster, folder: Path) -> None:
         _show_run(app, cluster, breadcrumbs, spark, "7. the ledger: what became of every record")
         _heading("8. a look at the table of speeds, without Spark")
         _show_table(folder / "breadcrumbs/tables/speeds", ("trip", "vehicle", "at", "meters", "speed"))
-        _heading("9. taxi rides in Avro: three versions of their schema in one topic, as the registry knows them")
+        _heading(
+            "9. taxi rides in Avro: three versions of their schema in one topic, registered in the schema registry"
+        )
         _send_rides(cluster)
         _show_run(app, cluster, _example(cluster, folder, "taxi"), spark, "10. their ledger, and revenue by the hour")
         _show_table(folder / "taxi/tables/revenue", ("vendor", "window_start", "revenue", "rides"))

@@ -118,12 +118,12 @@ class Display(Rounds):
         )
 
     def _batches(self) -> str:
-        at_work = f"at work for {time.monotonic() - self.batch_began:.0f} s"
+        at_work = f"running for {time.monotonic() - self.batch_began:.0f} s"
         if self.last is None:
             return f"  the first batch is {at_work}"
         rate = self.last.delivered / max(self.last.seconds, 0.001)
         done = f"{self.last.delivered:,} in {self.last.seconds:.1f} s, {rate:,.0f}/s"
-        return f"  batch {self.last.batch}: {done}; the next {at_work}"
+        return f"  batch {self.last.batch}: {done}; the next is {at_work}"
 
     def _behind(self, status: PipelineStatus) -> str:
         if status.state == "waiting":
@@ -131,7 +131,7 @@ class Display(Rounds):
         lag = "unknown" if status.lag is None else counted(status.lag, "record")
         oldest = f", the oldest for {duration(status.lag_s)}" if status.lag and status.lag_s else ""
         ahead = f", caught up in {duration(status.catch_up_s)}" if status.catch_up_s else ""
-        rate = f"; {status.rate:,.0f} records/s of late" if status.rate else ""
+        rate = f"; {status.rate:,.0f} records/s recently" if status.rate else ""
         return f"  unread: {lag}{oldest}{ahead}{rate}"
 
 
@@ -147,5 +147,5 @@ def _partitions(partitions: tuple[PartitionStatus, ...]) -> RenderableType:
         counts = ["-" if count is None else f"{count:,}" for count in (p.processed, p.end, p.lag)]
         table.add_row(f"{p.topic}/{p.partition}", *counts, duration(p.lag_s))
     if len(partitions) > len(worst):
-        table.add_row(f"and {len(partitions) - len(worst)} more, less behind")
+        table.add_row(f"and {len(partitions) - len(worst)} more with less lag")
     return table

@@ -30,9 +30,9 @@ def _groups(app: App) -> Groups:
 @any_kafka
 @click.pass_obj
 def list_(app: App) -> None:
-    """The groups of every type.
+    """List the groups of every type.
 
-    Types are classic, consumer (KIP-848), share and streams; members are known of the first two.
+    Types are classic, consumer (KIP-848), share and streams; members are shown for the first two.
 
     \b
     headrace group list
@@ -47,7 +47,7 @@ def list_(app: App) -> None:
         [(g.group, g.type, g.state, g.protocol, _known(g.members), g.coordinator) for g in found],
     )
     if not found:
-        app.say("there is no group: one comes into being when its first member joins or commits")
+        app.say("no groups yet: a group is created when its first member joins or commits")
 
 
 @group.command()
@@ -55,9 +55,9 @@ def list_(app: App) -> None:
 @any_kafka
 @click.pass_obj
 def describe(app: App, name: str) -> None:
-    """State, members, committed offsets and lag.
+    """Show state, members, committed offsets and lag.
 
-    Lag counts what can still be read. A '-' means that no offset is committed, or that no broker answered.
+    Lag counts the records that can still be read. '-': no offset is committed, or no broker answered.
 
     \b
     headrace group describe reporting
@@ -88,7 +88,9 @@ def _print_description(app: App, found: GroupDescription) -> None:
     if not known and found.protocol == "connect":
         app.say("its members are Connect workers, not consumers: headrace connector list shows what they run")
     elif not known:
-        app.say(f"members and offsets of a {found.type} group cannot be asked for: no Python client speaks that yet")
+        app.say(
+            f"members and offsets of a {found.type} group cannot be shown: no Python client supports the request yet"
+        )
     if found.members:
         click.echo()
         print_table(
@@ -138,16 +140,16 @@ def _topics(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> li
     multiple=True,
     callback=_topics,
     metavar="T[:P]",
-    help="Only this topic or partition. [default: the topics it has offsets in]",
+    help="Only this topic or partition. [default: all topics with committed offsets]",
 )
-@click.option("--execute", "--yes", is_flag=True, help="Do it; otherwise it is only shown.")
+@click.option("--execute", "--yes", is_flag=True, help="Apply the change; otherwise it is only shown.")
 @any_kafka
 @click.pass_obj
 def reset(app: App, name: str, to: str, topics: list[tuple[str, int | None]], execute: bool) -> None:
-    """Let a group go on elsewhere.
+    """Reset the committed offsets of a group.
 
-    Shows what would change; --execute does it. The group must have no members.
-    An offset that is not there becomes the nearest that is.
+    Shows what would change; --execute applies it. The group must have no members.
+    An offset out of range becomes the nearest valid one.
 
     \b
     headrace group reset reporting --to beginning
@@ -168,7 +170,7 @@ def reset(app: App, name: str, to: str, topics: list[tuple[str, int | None]], ex
     for planned in plan:
         if planned.note:
             app.say(f"{planned.topic}/{planned.partition}: {planned.note}")
-    app.say(f"{name} goes on there" if execute else "nothing was changed: --execute does it")
+    app.say(f"{name} continues there" if execute else "nothing was changed: --execute applies it")
 
 
 def _print_plan(plan: tuple[PlannedOffset, ...]) -> None:
@@ -185,7 +187,7 @@ def _print_plan(plan: tuple[PlannedOffset, ...]) -> None:
 
 @group.command()
 @click.argument("names", metavar="GROUP…", nargs=-1, required=True)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @any_kafka
 @click.pass_obj
 def delete(app: App, names: tuple[str, ...], yes: bool) -> None:

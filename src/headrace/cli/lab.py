@@ -80,10 +80,10 @@ def _explain(one: Lab) -> None:
 
 @lab.command()
 @click.argument("names", nargs=-1, required=True)
-@click.option("--keep", is_flag=True, help="Leave topics, groups and the labs' own cluster as they are at the end.")
-@click.option("--seed", type=int, default=7, show_default=True, help="Of everything that is drawn by lot.")
+@click.option("--keep", is_flag=True, help="Keep topics, groups and the labs' own cluster at the end.")
+@click.option("--seed", type=int, default=7, show_default=True, help="Seed of the random numbers.")
 @click.option(
-    "--param", "given", multiple=True, callback=pairs, metavar="NAME=VALUE", help="Another value, repeatable."
+    "--param", "given", multiple=True, callback=pairs, metavar="NAME=VALUE", help="Value of a parameter, repeatable."
 )
 @click.option(
     "--profile",
@@ -92,14 +92,14 @@ def _explain(one: Lab) -> None:
     show_default=True,
     help="The documents' own values, or smaller ones with the same checks.",
 )
-@click.option("--fresh", is_flag=True, help="Always start a cluster, also if one runs that fits.")
+@click.option("--fresh", is_flag=True, help="Always start a cluster, even if a running one would do.")
 @everywhere
 @click.pass_obj
 def run(app: App, /, names: tuple[str, ...], given: dict[str, str], **options: Any) -> None:
     """Run labs by name, or `all`.
 
-    The exit code is 1 if any of them is red, and 5 if none is but one is inconclusive: a measurement of time does not
-    hold, and other programs used too much of this machine's CPU for it to say anything.
+    The exit code is 1 if a lab fails, and 5 if none fails but one is inconclusive: it missed a time limit while other
+    programs used too much of this machine's CPU.
 
     \b
     headrace lab run replication
@@ -139,8 +139,8 @@ def run(app: App, /, names: tuple[str, ...], given: dict[str, str], **options: A
 def files_(app: App, name: str) -> None:
     """Write the files that the commands of the lab NAME need into this folder: schemas, a headrace.toml.
 
-    What the commands make themselves is not among them. A file that is there already stays as it is; a headrace.toml
-    gets what it lacks. One of the same name with other contents is an error, and nothing is written.
+    Files that the commands create themselves are left out. An existing file is kept; an existing headrace.toml gets the
+    missing tables. A file of the same name with other contents is an error, and nothing is written.
 
     \b
     headrace lab files avro
@@ -159,7 +159,7 @@ def files_(app: App, name: str) -> None:
     for file in found:
         app.say(f"{file}: {'written' if file in written else 'already there, left as it is'}")
     if not found:
-        app.say(f"the commands of {name} need no files but those that they make")
+        app.say(f"the commands of {name} need no other files than those that they create")
 
 
 def _lacking(file: Path, text: str) -> str:
@@ -177,8 +177,8 @@ def _lacking(file: Path, text: str) -> str:
             return ""
         if not wanted.keys() & has.keys():
             return f"\n{text}"
-    raise UsageError(f"{file} is already there and says something else", why="nothing was written",
-                     hint="move it away, or use a folder of its own with a cluster of its own")  # fmt: skip
+    raise UsageError(f"{file} already exists with other contents", why="nothing was written",
+                     hint="move it away, or use another folder with its own cluster")  # fmt: skip
 
 
 def _tables(text: str) -> dict[str, str]:
@@ -208,8 +208,8 @@ def _tables(text: str) -> dict[str, str]:
 def tool(app: App, name: str, words: tuple[str, ...]) -> None:
     """Run one of Kafka's own command line tools, to compare with.
 
-    It runs on headrace's Java and gets the address of this cluster's brokers unless WORDS name others. The exit code
-    is its own. Tools: kafka-configs, kafka-console-consumer, kafka-console-producer, kafka-consumer-groups,
+    It runs on headrace's Java, with this cluster's bootstrap servers unless WORDS name others. Its exit code is passed
+    on. Tools: kafka-configs, kafka-console-consumer, kafka-console-producer, kafka-consumer-groups,
     kafka-dump-log, kafka-producer-perf-test, kafka-topics.
 
     \b
@@ -236,7 +236,7 @@ def tool(app: App, name: str, words: tuple[str, ...]) -> None:
 @everywhere
 @click.pass_obj
 def report(app: App, names: tuple[str, ...], output: Path | None) -> None:
-    """Write the report of the labs that were run, anew, and show how they ended."""
+    """Write the report of all labs that have run again, and show their results."""
     from headrace.errors import UsageError
     from headrace.home import Home
     from headrace.labs import NAMES, every_lab
@@ -247,7 +247,7 @@ def report(app: App, names: tuple[str, ...], output: Path | None) -> None:
     wanted = tuple(one.name for one in every_lab(names)) if names else NAMES
     results = list(kept(home, wanted))
     if not results:
-        raise UsageError("no lab was run here yet", why=f"there are no results in {labs_folder(home)}",
+        raise UsageError("no lab has run here yet", why=f"there are no results in {labs_folder(home)}",
                          hint="headrace lab run quickstart")  # fmt: skip
     if output and output.suffix == ".md":
         output.write_text(to_markdown(results, lambda one: result_folder(home, one.name)), encoding="utf-8")

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from headrace.transport.schemas import Registry
 
 _file = click.option(
-    "-f", "--file", type=click.Path(path_type=Path), help="The file that declares it. [default: headrace.toml upwards]"
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path),
+    help="File that declares it. [default: headrace.toml in this folder or a parent]",
 )
 _master = click.option("--master", metavar="URL", help="A Spark master, as in spark://host:7077. [default: local[*]]")
 _name = click.argument("name")
@@ -36,7 +39,7 @@ def pipeline() -> None:
     \b
     headrace pipeline list                   what is declared, what runs
     headrace pipeline explain breadcrumbs    the flow, and the schema at each step
-    headrace pipeline run breadcrumbs --once all that is there, then stop
+    headrace pipeline run breadcrumbs --once read what is there now, then stop
     headrace pipeline ledger breadcrumbs     what became of every record
     """
 
@@ -67,7 +70,7 @@ def registry_of(app: App, found: Pipeline) -> Registry | None:
 @any_kafka
 @click.pass_obj
 def list_(app: App, file: Path | None) -> None:
-    """What is declared, and the state of each."""
+    """List the declared pipelines and their state."""
     from headrace.pipeline.pipeline import all_of
 
     path, home = _place(app, file)
@@ -87,7 +90,7 @@ def list_(app: App, file: Path | None) -> None:
         return
     print_table(("name", "from", "into", "trigger", "state"), [list(row.values()) for row in rows])
     if not rows:
-        app.say(f"{path} declares no pipeline: a [pipelines.NAME] table does")
+        app.say(f"{path} declares no pipeline: add a [pipelines.NAME] table")
 
 
 @pipeline.command()
@@ -97,7 +100,7 @@ def list_(app: App, file: Path | None) -> None:
 @any_kafka
 @click.pass_obj
 def explain(app: App, name: str, file: Path | None) -> None:
-    """Draw the flow of NAME and the schema at each step; everything is checked, nothing runs."""
+    """Check NAME and draw its flow, with the schema at each step. Nothing runs."""
     from headrace.pipeline.session import stop_spark
 
     found = find(app, file, name)
@@ -140,14 +143,14 @@ def _drawn(found: Pipeline, steps: list[tuple[str, Any]]) -> list[str]:
 
 @pipeline.command()
 @_name
-@click.option("--once", is_flag=True, help="All that is there, then stop, whatever trigger is declared.")
+@click.option("--once", is_flag=True, help="Read what is there now, then stop, whatever the declared trigger.")
 @_file
 @_master
 @registry_option
 @any_kafka
 @click.pass_obj
 def run(app: App, name: str, once: bool, file: Path | None, master: str | None) -> None:
-    """Run NAME here until Ctrl-C, or until all that is there has gone through.
+    """Run NAME in the foreground until Ctrl-C, or with --once until it has read what is there now.
 
     \b
     headrace pipeline run breadcrumbs --once
@@ -167,7 +170,9 @@ def run(app: App, name: str, once: bool, file: Path | None, master: str | None) 
             try:
                 begun.wait()
             except KeyboardInterrupt:
-                display.say("stopping after the batch at work; Ctrl-C again leaves it to the next run")
+                display.say(
+                    "stopping after the current batch; Ctrl-C again stops now, and the next run repeats the batch"
+                )
                 begun.stop()
     finally:
         stop_spark()
@@ -234,16 +239,16 @@ def start(app: App, name: str, file: Path | None, master: str | None) -> None:
 
 @pipeline.command()
 @click.argument("name", required=False)
-@click.option("--all", "everything", is_flag=True, help="Every pipeline, and the Spark driver with them.")
+@click.option("--all", "everything", is_flag=True, help="Stop every pipeline and the Spark driver.")
 @click.option(
-    "--timeout", callback=span, metavar="SPAN", help="How long to wait for the batch at work, as in 1h. [default: 5min]"
+    "--timeout", callback=span, metavar="SPAN", help="How long to wait for the current batch, as in 1h. [default: 5min]"
 )
-@click.option("--now", is_flag=True, help="In the middle of the batch at work; the next run repeats it.")
+@click.option("--now", is_flag=True, help="Stop in the middle of the current batch; the next run repeats it.")
 @_file
 @any_kafka
 @click.pass_obj
 def stop(app: App, name: str | None, everything: bool, timeout: float | None, now: bool, file: Path | None) -> None:
-    """Stop NAME after the batch at work; it goes on from there the next time.
+    """Stop NAME after the current batch; its next run continues from there.
 
     --now kills the Spark driver. No record is lost or written twice; other pipelines of this driver start again.
 
@@ -265,9 +270,8 @@ def stop(app: App, name: str | None, everything: bool, timeout: float | None, no
     stopped = driver.cut_off(*folders) if now else driver.stop(*folders, within_s=within_s)
     for each in found:
         if each.name in stopped:
-            app.say(
-                f"{each.name} {'was ended in the middle of a batch: its next run repeats it' if now else 'has stopped'}"
-            )
+            how = "was stopped in the middle of a batch: its next run repeats it" if now else "has stopped"
+            app.say(f"{each.name} {how}")
         elif each.folder.is_locked:
             raise Failed(
                 f"{each.name} does not run in the background",
@@ -287,7 +291,7 @@ def stop(app: App, name: str | None, everything: bool, timeout: float | None, no
 @any_kafka
 @click.pass_obj
 def logs(app: App, name: str | None, lines: int, file: Path | None) -> None:
-    """What the background driver and Spark have said; NAME only looks for its lines."""
+    """Show the logs of the background driver and of Spark. With NAME, only its lines of the driver log."""
     from headrace.pipeline.driver import Driver
 
     _, home = _place(app, file)
@@ -313,15 +317,15 @@ def _lines_of(name: str, said: list[str]) -> list[str]:
 @pipeline.command()
 @_name
 @click.option("--run", "wanted", metavar="RUN", help="One run only; `last` is the latest.")
-@click.option("--by-rule", is_flag=True, help="What was not written, by the rule that decided it.")
+@click.option("--by-rule", is_flag=True, help="Show the records that were not written, by rule.")
 @_file
 @any_kafka
 @click.pass_obj
 def ledger(app: App, name: str, wanted: str | None, by_rule: bool, file: Path | None) -> None:
-    """What became of every record of NAME: read = written + dead + late + filtered + duplicate.
+    """Account for every record of NAME: read = written + dead + late + filtered + duplicate.
 
-    ROWS are those that the written records became. Below that, of each sink: the rows, those that its own `where`
-    skipped, those that it took, and, behind a watermark, those that wait in open windows (TAKEN are finished windows).
+    ROWS counts the rows that the written records became. Below, for each sink: the rows, those that its own `where`
+    skipped, those that it took, and, with a watermark, those in open windows (TAKEN counts finished windows).
 
     The exit code is 1 if a run does not balance.
     """
@@ -365,7 +369,7 @@ def ledger(app: App, name: str, wanted: str | None, by_rule: bool, file: Path | 
 @any_kafka
 @click.pass_obj
 def status(app: App, name: str | None, file: Path | None) -> None:
-    """How far NAME (or every pipeline) is: offset, end, lag and time to catch up, also of a stopped one.
+    """Show the progress of NAME, or of every pipeline, running or not: offset, end, lag, time to catch up.
 
     The exit code is 1 if records expired before they were read, or a topic was recreated.
     """

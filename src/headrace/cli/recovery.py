@@ -22,19 +22,24 @@ if TYPE_CHECKING:
 
 _name = click.argument("name")
 _file = click.option(
-    "-f", "--file", type=click.Path(path_type=Path), help="The file that declares it. [default: headrace.toml upwards]"
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path),
+    help="File that declares it. [default: headrace.toml in this folder or a parent]",
 )
-_yes = click.option("--yes", is_flag=True, help="Do not ask.")
+_yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 _SHOWN_BYTES = 100
 
 
 def _choosing(command: Any) -> Any:
     """The options that say which letters are meant."""
     for option in (
-        click.option("--at", "spans", multiple=True, metavar="TOPIC/P/OFFSET", help="Of these original records."),
-        click.option("--run", "runs", multiple=True, metavar="RUN", help="Of this run."),
-        click.option("--reason", "reasons", multiple=True, metavar="TEXT", help="Whose reason holds this text."),
-        click.option("--rule", "rules", multiple=True, metavar="RULE", help="Of this rule: decode, select, a name."),
+        click.option("--at", "spans", multiple=True, metavar="TOPIC/P/OFFSET", help="Only of these original records."),
+        click.option("--run", "runs", multiple=True, metavar="RUN", help="Only of this run."),
+        click.option("--reason", "reasons", multiple=True, metavar="TEXT", help="Only if the reason contains this."),
+        click.option(
+            "--rule", "rules", multiple=True, metavar="RULE", help="Only of this rule: decode, select, a name."
+        ),
     ):
         command = option(command)
     return command
@@ -54,8 +59,10 @@ def _wanted(found: Pipeline, **chosen: tuple[str, ...]) -> Wanted:
 @pipeline.command("dead-letters")
 @_name
 @_choosing
-@click.option("--samples", type=click.IntRange(0), default=2, show_default=True, help="Shown of each reason.")
-@click.option("--save", type=click.Path(path_type=Path), help="Write them to a file to be edited: redrive --edits.")
+@click.option("--samples", type=click.IntRange(0), default=2, show_default=True, help="Number of samples per reason.")
+@click.option(
+    "--save", type=click.Path(path_type=Path), help="Write them to a file, to edit and send with redrive --edits."
+)
 @_file
 @registry_option
 @any_kafka
@@ -63,7 +70,7 @@ def _wanted(found: Pipeline, **chosen: tuple[str, ...]) -> Wanted:
 def dead_letters(
     app: App, /, name: str, samples: int, save: Path | None, file: Path | None, **chosen: tuple[str, ...]
 ) -> None:
-    """The records that NAME could not use, by rule and reason, with samples and what is wrong with each.
+    """Show the dead letters of NAME by rule and reason, with samples and what is wrong with each.
 
     \b
     headrace pipeline dead-letters breadcrumbs
@@ -113,7 +120,7 @@ def _save(app: App, found: Pipeline, wanted: Iterable[Letter], path: Path) -> No
     if app.json:
         print_json({"file": str(path), "letters": count})
         return
-    app.say(f"{counted(count, 'dead letter')} in {path}: change values and keys, remove lines that shall stay, then")
+    app.say(f"{counted(count, 'dead letter')} in {path}: edit values and keys, delete lines not to be sent, then")
     app.say(f"  headrace pipeline redrive {found.name} --edits {path} --dry-run")
 
 
@@ -145,19 +152,23 @@ def _beginning(value: bytes | None) -> str:
 @pipeline.command()
 @_name
 @_choosing
-@click.option("--dry-run", is_flag=True, help="Try today's rules on them and send nothing.")
-@click.option("--again", is_flag=True, help="Also those that were redriven before.")
-@click.option("--max-times", type=click.IntRange(1), default=3, show_default=True, help="Loop guard, for each record.")
-@click.option("--keep-partition", is_flag=True, help="Into the original partition, not by the key.")
-@click.option("--edits", type=click.Path(path_type=Path), help="Those in this file, as changed: dead-letters --save.")
+@click.option("--dry-run", is_flag=True, help="Check them against the current rules; send nothing.")
+@click.option("--again", is_flag=True, help="Include those that were redriven before.")
+@click.option(
+    "--max-times", type=click.IntRange(1), default=3, show_default=True, help="Maximum number of redrives of a record."
+)
+@click.option("--keep-partition", is_flag=True, help="Send to the original partition, not by key.")
+@click.option(
+    "--edits", type=click.Path(path_type=Path), help="Send the edited ones of this file, see dead-letters --save."
+)
 @_file
 @registry_option
 @any_kafka
 @click.pass_obj
 def redrive(app: App, /, name: str, dry_run: bool, edits: Path | None, file: Path | None, **more: Any) -> None:
-    """Send dead letters of NAME to their topics again: all of them, or those that are chosen.
+    """Send dead letters of NAME to their topics again: all, or those that the options select.
 
-    What was redriven is marked and is not sent a second time; a record that keeps dying is stopped by the loop guard.
+    A redriven dead letter is marked and not sent twice; the loop guard (--max-times) stops a record that keeps failing.
 
     \b
     headrace pipeline redrive breadcrumbs --dry-run
@@ -204,17 +215,17 @@ def _todays_flow(app: App, found: Pipeline) -> Flow:
 
 @pipeline.group(cls=Trunk)
 def checkpoint() -> None:
-    """The checkpoint of a pipeline: look into it, move it, let another pipeline go on from it."""
+    """Show, rewind, reset or fork the checkpoint of a pipeline."""
 
 
 @checkpoint.command()
 @_name
-@click.option("--batches", type=click.IntRange(1), default=10, show_default=True, help="How many of the latest.")
+@click.option("--batches", type=click.IntRange(1), default=10, show_default=True, help="Number of the latest batches.")
 @_file
 @any_kafka
 @click.pass_obj
 def show(app: App, name: str, batches: int, file: Path | None) -> None:
-    """Where NAME is and how it got there, batch by batch."""
+    """Show the checkpoint of NAME, batch by batch."""
     from headrace.pipeline.checkpoint import Checkpoint
 
     found = find(app, file, name)
@@ -246,7 +257,7 @@ def show(app: App, name: str, batches: int, file: Path | None) -> None:
 @any_kafka
 @click.pass_obj
 def rewind(app: App, name: str, target: str, yes: bool, file: Path | None) -> None:
-    """Move NAME to another place in its topics; a backup of the checkpoint is kept.
+    """Move NAME to other offsets; the old checkpoint is backed up.
 
     \b
     headrace pipeline checkpoint rewind breadcrumbs --to beginning
@@ -264,7 +275,7 @@ def rewind(app: App, name: str, target: str, yes: bool, file: Path | None) -> No
         )
     _agree(app, plan.consequences, yes)
     moved = move(found.folder, found.declaration, plan)
-    _told(app, moved.document(), f"{name} goes on from there; the old checkpoint is kept in {moved.backup}")
+    _told(app, moved.document(), f"{name} continues from there; the old checkpoint is kept in {moved.backup}")
 
 
 @checkpoint.command()
@@ -274,13 +285,13 @@ def rewind(app: App, name: str, target: str, yes: bool, file: Path | None) -> No
 @any_kafka
 @click.pass_obj
 def wipe(app: App, name: str, yes: bool, file: Path | None) -> None:
-    """Forget the progress of NAME: its next run begins at `start`. A backup is kept."""
+    """Delete the progress of NAME: its next run begins at `start`. The old checkpoint is backed up."""
     from headrace.pipeline.rewind import wipe as forget
 
     found = find(app, file, name)
-    _agree(app, (f"{name} will read its topics anew; rows in its tables stay, and may come twice",), yes)
+    _agree(app, (f"{name} will read its topics again; rows in its tables stay, and may be duplicated",), yes)
     moved = forget(found.folder, found.declaration)
-    _told(app, moved.document(), f"{name} begins anew; the old checkpoint is kept in {moved.backup}")
+    _told(app, moved.document(), f"{name} starts over; the old checkpoint is kept in {moved.backup}")
 
 
 @checkpoint.command()
@@ -290,7 +301,7 @@ def wipe(app: App, name: str, yes: bool, file: Path | None) -> None:
 @any_kafka
 @click.pass_obj
 def fork(app: App, name: str, new_name: str, file: Path | None) -> None:
-    """Let the pipeline NEW_NAME go on from where NAME is."""
+    """Let the pipeline NEW_NAME continue from the offsets of NAME."""
     from headrace.pipeline.folder import PipelineFolder
     from headrace.pipeline.rewind import fork as copy
 
@@ -302,7 +313,7 @@ def fork(app: App, name: str, new_name: str, file: Path | None) -> None:
         moved = copy(found.folder, found.declaration, PipelineFolder(found.home, new_name))
     for text in moved.warnings:
         app.say(click.style("warning: ", fg="yellow") + text)
-    _told(app, moved.document(), f"{new_name} goes on from where {name} is")
+    _told(app, moved.document(), f"{new_name} continues from the offsets of {name}")
 
 
 def _agree(app: App, consequences: tuple[str, ...], yes: bool) -> None:

@@ -29,8 +29,8 @@ _JSON_FORMATS = ("array", "pretty", "ndjson", "concatenated", "strings")
 def sample() -> None:
     """Make example data: breadcrumbs, taxi rides, customers, iris.
 
-    Everything is invented on the spot, after what real files are like; the same seed gives the same bytes. Any number
-    of records is made in constant memory.
+    All data are synthetic and resemble real files; the same seed gives the same bytes. Memory use is constant, whatever
+    the number of records.
     """
 
 
@@ -50,9 +50,10 @@ def _rates(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
 def _made(*formats: str, records: int) -> Callable[[F], F]:
     """The options that every sample has."""
     options = (
-        click.option("--records", "-n", type=click.IntRange(0), default=records, show_default=True, help="How many."),
+        click.option("--records", "-n", type=click.IntRange(0), default=records, show_default=True,
+                     help="Number of records."),
         click.option("--format", "layout", type=click.Choice(formats), default=formats[0], show_default=True,
-                     help="How they lie in the file."),
+                     help="Format of the file."),
         click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False),
                      help="The file to write. [default: standard output]"),
         everywhere,
@@ -66,13 +67,13 @@ def _damaged() -> Callable[[F], F]:
         click.option("--bad", type=click.FloatRange(0, 1), default=0.0, show_default=True,
                      help="Share of damaged records, of every kind that leaves the file readable."),
         click.option("--damage", metavar="KIND=RATE", multiple=True, callback=_rates,
-                     help="Share of records with one kind of damage; any number of times."),
+                     help="Share of records with one kind of damage, repeatable."),
         click.option("--truth", type=click.Path(path_type=Path, dir_okay=False),
-                     help="Write here, an object a line, what was done to which record."),
+                     help="Write the damage of each record to this file, one JSON object per line."),
     ))  # fmt: skip
 
 
-_seed = click.option("--seed", type=int, default=7, show_default=True, help="Another seed, other records.")
+_seed = click.option("--seed", type=int, default=7, show_default=True, help="Seed of the random numbers.")
 
 
 def _with(options: tuple[Callable[[F], F], ...]) -> Callable[[F], F]:
@@ -94,7 +95,7 @@ def _with(options: tuple[Callable[[F], F], ...]) -> Callable[[F], F]:
     show_default=True,
     help="14 fields, all strings, or the ten typed ones of later files.",
 )
-@click.option("--vehicles", type=click.IntRange(1), help="How many buses. [default: one per 3,300 records]")
+@click.option("--vehicles", type=click.IntRange(1), help="Number of buses. [default: one per 3,300 records]")
 @_damaged()
 @click.pass_obj
 def breadcrumbs(app: App, /, layout: str, shape: str, damage: Mapping[str, float], bad: float, **given: Any) -> None:
@@ -131,7 +132,7 @@ def breadcrumbs(app: App, /, layout: str, shape: str, damage: Mapping[str, float
 def taxi(app: App, /, layout: str, shape: str, damage: Mapping[str, float], bad: float, **given: Any) -> None:
     """Taxi rides, with the oddities of real files.
 
-    A distance of nought in 4 %, no passengers in 5 %, a refund in 0.2 %, a drop-off before the pick-up in 0.2 %.
+    A distance of zero in 4 %, no passengers in 5 %, a refund in 0.2 %, a drop-off before the pick-up in 0.2 %.
 
     \b
     Kinds of damage, for --damage:

@@ -27,7 +27,7 @@ _LEVELS = [
 def schema() -> None:
     """List, show, register, check and compare schemas.
 
-    The registry is any that speaks Confluent's API. The subject of a topic's values is TOPIC-value, of its keys
+    Works with any registry that has Confluent's API. The subject of a topic's values is TOPIC-value, of its keys
     TOPIC-key.
     """
 
@@ -60,7 +60,7 @@ def _schema_file(command: F) -> F:
         multiple=True,
         callback=_references,
         metavar="NAME=SUBJECT:VERSION",
-        help="A schema that FILE uses by a name, repeatable.",
+        help="A schema that FILE refers to by name, repeatable.",
     )
     decorated = kind(reference(any_registry(click.pass_obj(command))))
     return click.argument("subject")(click.argument("file", type=click.Path(path_type=Path))(decorated))  # type: ignore[return-value]
@@ -75,11 +75,11 @@ def _read(file: Path, kind: str | None, references: tuple[Reference, ...]) -> Sc
 
 
 @schema.command("list")
-@click.option("--deleted", is_flag=True, help="Softly deleted subjects too.")
+@click.option("--deleted", is_flag=True, help="Include soft-deleted subjects.")
 @any_registry
 @click.pass_obj
 def list_(app: App, deleted: bool) -> None:
-    """The subjects, with their latest version.
+    """List the subjects with their latest version.
 
     \b
     headrace schema list
@@ -92,7 +92,7 @@ def list_(app: App, deleted: bool) -> None:
         return
     print_table(("subject", "type", "versions", "latest id", "compatibility"), [list(row.values()) for row in rows])
     if not rows:
-        app.say("there is no subject: headrace schema register SUBJECT FILE makes one")
+        app.say("no subjects yet: headrace schema register SUBJECT FILE creates one")
 
 
 def _listed(registry: Registry, subject: str) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _listed(registry: Registry, subject: str) -> dict[str, Any]:
 @any_registry
 @click.pass_obj
 def show(app: App, subject: str | None, version: int | None, number: int | None) -> None:
-    """A schema: of a subject, or of an id.
+    """Show a schema, by subject or by id.
 
     \b
     headrace schema show rides-value
@@ -161,10 +161,10 @@ def _parsed(text: str) -> Any:
 @schema.command()
 @_schema_file
 def register(app: App, /, subject: str, file: Path, **given: Any) -> None:
-    """Make FILE the next version of SUBJECT.
+    """Register FILE as the next version of SUBJECT.
 
-    A schema that is a version already keeps its id. One that would break readers is refused, with the field and a
-    change that would pass; exit code 1.
+    A schema that is already registered keeps its id. An incompatible one is refused; the error names the field and a
+    change that would pass. Exit code 1.
 
     \b
     headrace schema register rides-value ride.avsc
@@ -185,7 +185,7 @@ def register(app: App, /, subject: str, file: Path, **given: Any) -> None:
 @schema.command()
 @_schema_file
 def check(app: App, /, subject: str, file: Path, **given: Any) -> None:
-    """Would SUBJECT take FILE? Nothing is registered; exit code 1 if it would not.
+    """Check whether FILE is compatible with SUBJECT. Nothing is registered; exit code 1 if it is not.
 
     \b
     headrace schema check rides-value ride.avsc && echo go on
@@ -203,7 +203,7 @@ def check(app: App, /, subject: str, file: Path, **given: Any) -> None:
         raise incompatible(subject, verdict, dry_run=True)
     else:
         versions = ", ".join(map(str, verdict.against))
-        app.say(f"{subject} would take it: {verdict.level} compatible with version {versions}")
+        app.say(f"{subject} would accept it: {verdict.level} compatible with version {versions}")
 
 
 @schema.command()
@@ -211,7 +211,7 @@ def check(app: App, /, subject: str, file: Path, **given: Any) -> None:
 @any_registry
 @click.pass_obj
 def versions(app: App, subject: str) -> None:
-    """The versions of a subject, with what each changed.
+    """List the versions of a subject, with the changes of each.
 
     \b
     headrace schema versions rides-value
@@ -246,7 +246,7 @@ def versions(app: App, subject: str) -> None:
 @any_registry
 @click.pass_obj
 def diff(app: App, subject: str, old: str | None, new: str | None) -> None:
-    """What changed between two versions of a subject; OLD and NEW are numbers or files.
+    """Show what changed between two versions of a subject; OLD and NEW are numbers or files.
 
     \b
     headrace schema diff rides-value               the latest version and the one before
@@ -279,7 +279,7 @@ def _version_or_file(registry: Registry, subject: str, text: str) -> Schema:
 @schema.group(cls=Trunk)
 @any_registry
 def compatibility() -> None:
-    """How versions of a subject must fit each other: get, set."""
+    """Get or set the compatibility level of subjects."""
 
 
 @compatibility.command("get")
@@ -287,7 +287,7 @@ def compatibility() -> None:
 @any_registry
 @click.pass_obj
 def get(app: App, subject: str | None) -> None:
-    """The level in force for SUBJECT, or for all subjects without one of their own.
+    """Show the level of SUBJECT, or the global level for subjects without their own.
 
     \b
     headrace schema compatibility get rides-value
@@ -303,13 +303,13 @@ def get(app: App, subject: str | None) -> None:
 @any_registry
 @click.pass_obj
 def set_(app: App, level: str, subject: str | None) -> None:
-    """The level for SUBJECT, or for all subjects without one of their own; `default` takes a subject's own away.
+    """Set the level of SUBJECT, or the global level; `default` removes the level of a subject.
 
     \b
     headrace schema compatibility set FULL rides-value
     """
     if level == "default" and subject is None:
-        raise UsageError("the global level cannot be taken away", hint="schema compatibility set BACKWARD")
+        raise UsageError("the global level cannot be removed", hint="schema compatibility set BACKWARD")
     with app.registry() as registry:
         registry.set_compatibility(None if level == "default" else level, subject)  # type: ignore[arg-type]
         in_force = registry.compatibility(subject)
@@ -319,14 +319,14 @@ def set_(app: App, level: str, subject: str | None) -> None:
 @schema.command()
 @click.argument("subject")
 @click.option("--version", type=int, metavar="N", help="Only this version. [default: the whole subject]")
-@click.option("--hard", is_flag=True, help="For good: records that carry the ids may become unreadable.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--hard", is_flag=True, help="Delete permanently: records that carry the ids may become unreadable.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @any_registry
 @click.pass_obj
 def delete(app: App, subject: str, version: int | None, hard: bool, yes: bool) -> None:
     """Delete a version, or a subject with all of them.
 
-    Softly, unless --hard: hidden and not to be written with, while records that carry the ids stay readable.
+    A soft delete unless --hard: the schema is hidden from writers, but records that carry its id stay readable.
 
     \b
     headrace schema delete rides-value --version 1
@@ -335,7 +335,11 @@ def delete(app: App, subject: str, version: int | None, hard: bool, yes: bool) -
     with app.registry() as registry:
         known = registry.versions(subject, deleted=hard)
         doomed = known if version is None else [version]
-        how = "for good: records that carry its id may become unreadable" if hard else "softly: its id stays readable"
+        how = (
+            "permanently: records that carry its id may become unreadable"
+            if hard
+            else "soft delete: records that carry its id stay readable"
+        )
         app.confirm([f"{subject} version {number}, {how}" for number in doomed], yes=yes)
         gone = registry.delete(subject, version, hard=hard)
     if app.json:

@@ -24,16 +24,18 @@ _SHOWN = 60
 @topic.command()
 @click.argument("name")
 @click.option("--partition", type=int, multiple=True, help="Only this partition, repeatable.")
-@click.option("--broker", type=int, help="The copy of this broker. [default: the leader's]")
-@click.option("--batches", "what", flag_value="batches", help="Every batch: offsets, codec, producer, bytes a record.")
-@click.option("--records", "what", flag_value="records", help="Every record, control records too.")
+@click.option("--broker", type=int, help="The replica of this broker. [default: the leader's]")
+@click.option(
+    "--batches", "what", flag_value="batches", help="Show every batch: offsets, codec, producer, bytes per record."
+)
+@click.option("--records", "what", flag_value="records", help="Show every record, control records too.")
 @click.option("--offset", type=int, help="Only the batch with this offset, found through the index.")
 @everywhere
 @click.pass_obj
 def segments(app: App, /, name: str, what: str | None, **wanted: Any) -> None:
     """Show the segments of a topic: its files on this machine.
 
-    Batches are stored as the producer sent them, compressed as a whole: what one record costs is told of its batch.
+    Batches are stored and compressed as the producer sent them, so bytes per record are an average of the batch.
 
     \b
     headrace topic segments breadcrumbs
@@ -73,7 +75,7 @@ def _folders(app: App, name: str, wanted: dict[str, Any]) -> Iterator[tuple[int,
             continue
         if broker not in partition.replicas:
             raise UsageError(
-                f"broker {broker} has no copy of {name}/{partition.partition}",
+                f"broker {broker} has no replica of {name}/{partition.partition}",
                 why=f"its replicas are {', '.join(map(str, partition.replicas))}",
             )
         data = cluster.home.node(cluster.name_of(broker)) / "data"

@@ -27,8 +27,8 @@ _WIDEST = 60
 def table() -> None:
     """Read the tables that pipelines write, without Spark.
 
-    Delta and Parquet tables in local folders are read by themselves, without Spark: at once, and also while a pipeline
-    writes them. NAME is the last part of a table's path, its path, or the name of a pipeline that writes one table.
+    Delta and Parquet tables in local folders can be read at any time, also while a pipeline writes them.
+    NAME is the last part of a table's path, its path, or the name of a pipeline that writes one table.
     """
 
 
@@ -44,7 +44,7 @@ def _open(app: App, name: str) -> tuple[KnownTable, Table]:
 @everywhere
 @click.pass_obj
 def list_(app: App) -> None:
-    """The tables of the pipelines in headrace.toml, written or not.
+    """List the tables of the pipelines in headrace.toml, written or not.
 
     \b
     headrace table list
@@ -97,15 +97,15 @@ def _listed(known: KnownTable) -> dict[str, Any]:
 @table.command()
 @click.argument("name")
 @click.option("--columns", "-c", callback=words, metavar="A,B", help="Only these columns, in this order.")
-@click.option("--where", "-w", metavar="CONDITION", help='Only rows for which it holds: "vehicle = 1776".')
-@click.option("--order-by", metavar="COLUMN", help='Sorted by that column: at, or "at desc".')
-@click.option("--limit", "-n", type=click.IntRange(1), default=10, show_default=True, help="How many rows.")
+@click.option("--where", "-w", metavar="CONDITION", help='Only rows that match, as in "vehicle = 1776".')
+@click.option("--order-by", metavar="COLUMN", help='Sort by this column, as in at or "at desc".')
+@click.option("--limit", "-n", type=click.IntRange(1), default=10, show_default=True, help="Number of rows.")
 @everywhere
 @click.pass_obj
 def head(
     app: App, name: str, columns: tuple[str, ...] | None, where: str | None, order_by: str | None, limit: int
 ) -> None:
-    """The first rows.
+    """Show the first rows.
 
     In the order in which they were written; no more of the table is read than is shown. With --order-by all rows are
     read, and the first of them are kept. A condition compares columns with values: = != < <= > >=, between A and B,
@@ -130,18 +130,18 @@ def head(
         return
     print_table(found.schema.names, [[_cell(value) for value in row.values()] for row in rows])
     if not rows:
-        app.say("no row" + (" for which that holds" if where else ": the table is empty"))
+        app.say("no row" + (" matches" if where else ": the table is empty"))
 
 
 @table.command()
 @click.argument("name")
-@click.option("--where", "-w", metavar="CONDITION", help="Only rows for which it holds, see `table head`.")
+@click.option("--where", "-w", metavar="CONDITION", help="Only rows that match, see `table head`.")
 @everywhere
 @click.pass_obj
 def count(app: App, name: str, where: str | None) -> None:
-    """The number of rows.
+    """Count the rows.
 
-    Without a condition it is told by what is written about the table's files; the rows are not read.
+    Without a condition the count comes from the table's metadata; no rows are read.
 
     \b
     headrace table count breadcrumbs
@@ -160,7 +160,7 @@ def count(app: App, name: str, where: str | None) -> None:
 @everywhere
 @click.pass_obj
 def schema(app: App, name: str) -> None:
-    """The columns and their types, in Spark's words, and what the table is made of.
+    """Show the columns with their Spark types, and the size of the table.
 
     \b
     headrace table schema trips
@@ -186,13 +186,13 @@ def schema(app: App, name: str) -> None:
 
 @table.command()
 @click.argument("name")
-@click.option("--limit", "-n", type=click.IntRange(1), default=20, show_default=True, help="How many versions.")
+@click.option("--limit", "-n", type=click.IntRange(1), default=20, show_default=True, help="Number of versions.")
 @everywhere
 @click.pass_obj
 def history(app: App, name: str, limit: int) -> None:
-    """What was done to the table, the newest first: version, time (UTC), rows, and the pipeline's batch.
+    """Show the history of the table, newest first: version, time (UTC), rows, and the pipeline's batch.
 
-    A Parquet table has no versions; each of its batches is told.
+    A Parquet table has no versions; its batches are listed.
 
     \b
     headrace table history trips

@@ -40,9 +40,9 @@ def _assignment(_: click.Context, __: click.Parameter, given: str | None) -> lis
 
 
 _set = click.option(
-    "--set", "configs", multiple=True, callback=pairs, metavar="KEY=VALUE", help="A setting in Kafka's own words."
+    "--set", "configs", multiple=True, callback=pairs, metavar="KEY=VALUE", help="A Kafka topic setting, repeatable."
 )
-_yes = click.option("--yes", is_flag=True, help="Do not ask.")
+_yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 @topic.command()
@@ -52,7 +52,7 @@ _yes = click.option("--yes", is_flag=True, help="Do not ask.")
     "--replication",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Copies of each partition. [default: default.replication.factor of the brokers]",
+    help="Replicas of each partition. [default: default.replication.factor of the brokers]",
 )
 @_set
 @click.option(
@@ -61,11 +61,11 @@ _yes = click.option("--yes", is_flag=True, help="Do not ask.")
     metavar="1:2:3,2:3:1,…",
     help="The brokers of each partition, its preferred leader first, instead of the two numbers.",
 )
-@click.option("--if-not-exists", is_flag=True, help="A topic that is already there is left as it is.")
+@click.option("--if-not-exists", is_flag=True, help="Leave an existing topic as it is.")
 @any_kafka
 @click.pass_obj
 def create(app: App, /, name: str, if_not_exists: bool, **wanted: Any) -> None:
-    """Create a topic and show what it is like.
+    """Create a topic and describe it.
 
     \b
     headrace topic create breadcrumbs --partitions 6 --replication 3
@@ -81,7 +81,7 @@ def create(app: App, /, name: str, if_not_exists: bool, **wanted: Any) -> None:
         found = admin.topic(name)
         _print_summary(app, admin, found, created=not there)
         if there:
-            app.say(f"{name} was there already and is left as it is")
+            app.say(f"{name} exists already and is left as it is")
             _say_differences(app, found, wanted)
 
 
@@ -103,12 +103,12 @@ def _say_differences(app: App, found: Topic, wanted: dict[str, Any]) -> None:
 
 
 @topic.command("list")
-@click.option("--internal", is_flag=True, help="Kafka's own topics too.")
-@click.option("--size", "sizes", is_flag=True, help="Records and bytes too, which takes a little longer.")
+@click.option("--internal", is_flag=True, help="Include Kafka's internal topics.")
+@click.option("--size", "sizes", is_flag=True, help="Include records and bytes, which takes a little longer.")
 @any_kafka
 @click.pass_obj
 def list_(app: App, internal: bool, sizes: bool) -> None:
-    """The topics, with what is wrong with them.
+    """List the topics and their problems.
 
     \b
     headrace topic list
@@ -141,19 +141,21 @@ def list_(app: App, internal: bool, sizes: bool) -> None:
         [[size(v) if k == "bytes" else "-" if v is None else v for k, v in row.items()] for row in rows],
     )
     if not rows:
-        app.say("there is no topic: headrace topic create NAME makes one")
+        app.say("no topics yet: headrace topic create NAME creates one")
 
 
 @topic.command()
 @click.argument("name")
-@click.option("--all", "everything", is_flag=True, help="All settings, not only those that differ from the default.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Show all settings, not only those that differ from the default."
+)
 @any_kafka
 @click.pass_obj
 def describe(app: App, name: str, everything: bool) -> None:
-    """All that is known of a topic.
+    """Describe a topic.
 
-    Its id and settings, and of every partition leader, replicas, ISR, ELR, offsets, bytes.
-    ISR: the replicas that have everything. ELR: replicas outside the ISR that may still become leader.
+    Shows its id and settings, and for each partition the leader, replicas, ISR, ELR, offsets and bytes.
+    ISR: the replicas in sync with the leader. ELR: replicas outside the ISR that may still become leader.
     Offsets are those from begin to end: markers of transactions and compacted records have some, too. Records are
     counted where the topic is small. Bytes are those of one copy, the leader's. '-' is what no broker could answer.
 
@@ -216,9 +218,11 @@ def _print_configs(found: TopicDescription, everything: bool) -> None:
 
 @topic.command()
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(min=1), metavar="N", help="So many in all; they can only grow.")
+@click.option(
+    "--partitions", type=click.IntRange(min=1), metavar="N", help="New number of partitions; it can only grow."
+)
 @_set
-@click.option("--unset", multiple=True, metavar="KEY", help="A setting that goes back to its default.")
+@click.option("--unset", multiple=True, metavar="KEY", help="A setting to reset to its default, repeatable.")
 @any_kafka
 @click.pass_obj
 def alter(app: App, name: str, partitions: int | None, configs: dict[str, str], unset: tuple[str, ...]) -> None:
@@ -229,7 +233,7 @@ def alter(app: App, name: str, partitions: int | None, configs: dict[str, str], 
     headrace topic alter breadcrumbs --partitions 12
     """
     if partitions is None and not configs and not unset:
-        raise UsageError("nothing to change was named", hint="--partitions N, --set KEY=VALUE or --unset KEY")
+        raise UsageError("nothing to change was given", hint="--partitions N, --set KEY=VALUE or --unset KEY")
     both = set(configs) & set(unset)
     if both:
         raise UsageError(f"{min(both)} is both set and unset")
@@ -258,7 +262,7 @@ def alter(app: App, name: str, partitions: int | None, configs: dict[str, str], 
 def delete(app: App, names: tuple[str, ...], yes: bool) -> None:
     """Delete topics and all their records.
 
-    Says what they hold and asks; returns when they are gone.
+    Shows what they hold and asks; returns when they are gone.
 
     \b
     headrace topic delete breadcrumbs
@@ -291,7 +295,7 @@ def _holdings(app: App, admin: Admin, names: tuple[str, ...]) -> list[dict[str, 
     type=click.Choice(["truncate", "read"]),
     default="truncate",
     show_default=True,
-    help="truncate deletes the records; read reads them all and throws them away.",
+    help="truncate deletes the records; read reads and discards all of them.",
 )
 @_yes
 @any_kafka
@@ -299,7 +303,7 @@ def _holdings(app: App, admin: Admin, names: tuple[str, ...]) -> list[dict[str, 
 def clean(app: App, name: str, how: Literal["truncate", "read"], yes: bool) -> None:
     """Empty a topic, or read all of it once.
 
-    Truncating deletes for every reader, up to the end of now; the topic and its settings stay.
+    Truncating deletes the records for every reader, up to the current end; the topic and its settings stay.
     Reading changes nothing, neither records nor any group's offsets: it counts what can be read.
 
     \b
@@ -327,7 +331,7 @@ def clean(app: App, name: str, how: Literal["truncate", "read"], yes: bool) -> N
 @any_kafka
 @click.pass_obj
 def elect(app: App, names: tuple[str, ...]) -> None:
-    """Let the preferred leaders lead again.
+    """Elect the preferred leaders.
 
     The preferred leader of a partition is the first of its replicas. After a broker was away, others lead in its place:
     this moves the leaders back, of these topics or of all, where the preferred one is in sync. No record is moved.
@@ -354,7 +358,7 @@ def elect(app: App, names: tuple[str, ...]) -> None:
 def size_(app: App, names: tuple[str, ...]) -> None:
     """Bytes stored, by topic, partition and broker.
 
-    'bytes' counts one copy, the leader's; a broker's column counts the replicas that lie there.
+    'bytes' counts one replica, the leader's; a broker's column counts the replicas on that broker.
     With --json a single topic is a series of one point, {"data": [{"timestamp": …, "value": …}], …}, and several
     are {"topics": [ … ]} of them.
 
@@ -403,7 +407,7 @@ def _print_partition_sizes(found: tuple[TopicSize, ...]) -> None:
 @any_kafka
 @click.pass_obj
 def which_partition(app: App, name: str, keys: tuple[str, ...]) -> None:
-    """The partition where records with a key are.
+    """Show the partition of records with a key.
 
     The same for headrace, Java and Spark: murmur2 of the key, modulo the number of partitions.
 

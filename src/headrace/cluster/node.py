@@ -72,9 +72,9 @@ class NodeProcess:
     def late(self, within_s: float, awaited: str) -> TimedOut:
         """The error for a node that runs but takes its time."""
         return TimedOut(
-            f"{self.name} is not ready after {within_s:g} s; it goes on starting",
+            f"{self.name} is not ready after {within_s:g} s; it is still starting",
             why=awaited,
-            hint="headrace up waits on from here; a slow machine may need HEADRACE_READY_TIMEOUT_S=300",
+            hint="headrace up continues to wait; a slow machine may need HEADRACE_READY_TIMEOUT_S=300",
             log=self.log if self.log.exists() else self.output,
         )
 
@@ -87,7 +87,7 @@ class NodeProcess:
             return f"ended by `{record.ended_by}`"
         ending = _ending(self.process.exit_status)
         reason = last_words([*tail(self.output, 100), *_since(tail(self.log, 400), record.started)])
-        return "; ".join(part for part in (reason, ending) if part) or "killed: its log says nothing about an end"
+        return "; ".join(part for part in (reason, ending) if part) or "killed: its log reports no shutdown"
 
     def tail(self, count: int) -> list[str]:
         """The last lines that this node said: to its log, or before it could log."""
@@ -174,7 +174,7 @@ _LAST_WORDS = (
     (r"#\s+(SIG[A-Z]+ \(0x[0-9a-f]+\))", "the Java machine crashed: {}"),
     (r"(No space left on device|Disk quota exceeded)", "the disk is full: {}"),
     (r"(Address already in use.*|.*BindException.*)", "a port is taken: {}"),
-    (r"Terminating process due to signal (SIG\w+|\w+)", "asked to end by {}, which no headrace command sent"),
+    (r"Terminating process due to signal (SIG\w+|\w+)", "terminated by {}, which no headrace command sent"),
     (r"(Shutdown broker because .*?)(?: \(\w+\))?$", "{}"),
 )
 

@@ -116,7 +116,7 @@ class _Passing(BaseHTTPRequestHandler):
             raise _Refused(421, "this server answers for 127.0.0.1 only")
         origin = self.headers.get("Origin")
         if origin is not None and origin not in {f"http://{name}:{self.server.route.port}" for name in _OUR_NAMES}:
-            raise _Refused(403, "requests of other web pages are refused")
+            raise _Refused(403, "requests from other web pages are refused")
         token = self.server.route.token
         if token and not _is_secret(_presented(self.headers.get("Authorization")), _secret(token)):
             raise _Refused(401, f"the token is missing or wrong: send the text of {token} as Authorization: Bearer …")
@@ -124,7 +124,7 @@ class _Passing(BaseHTTPRequestHandler):
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length") or "0"
         if "Transfer-Encoding" in self.headers or not length.isascii() or not length.isdigit():
-            raise _Refused(411, "the length of the body is unknown: Content-Length is needed")
+            raise _Refused(411, "the length of the body is unknown: Content-Length is required")
         if int(length) > _LARGEST_BODY:
             raise _Refused(413, f"the body has more than {_LARGEST_BODY} bytes")
         return self.rfile.read(int(length))

@@ -36,9 +36,9 @@ def wait_until_ready(spec: ClusterSpec, brokers: Sequence[Broker], *, within_s: 
         _prove_writes(spec, brokers, admin, deadline)
     except _Late as late:
         raise TimedOut(
-            f"the cluster is not ready after {time.monotonic() - began:.0f} s; its nodes go on starting",
-            why=f"awaited: {late}",
-            hint="headrace up waits on from here; a slow machine may need HEADRACE_READY_TIMEOUT_S=300",
+            f"the cluster is not ready after {time.monotonic() - began:.0f} s; its nodes are still starting",
+            why=f"waiting for: {late}",
+            hint="headrace up continues to wait; a slow machine may need HEADRACE_READY_TIMEOUT_S=300",
         ) from late
     finally:
         admin.close()
@@ -107,7 +107,7 @@ def require_alive(brokers: Sequence[Broker]) -> None:
 def _hint_for(broker: Broker) -> str:
     text = "\n".join(broker.tail(400))
     if "ConfigException" in text:
-        return "correct the property (headrace up --set name=value; an empty value takes it back)"
+        return "correct the property (headrace up --set name=value; an empty value removes it)"
     if "Address already in use" in text or "BindException" in text:
         return "headrace up --base-port P with free ports"
     if "No space left" in text:

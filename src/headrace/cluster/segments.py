@@ -132,7 +132,7 @@ class Segment:
             self.base_offset = int(log.stem)
         except ValueError:
             raise UsageError(
-                f"{log} is no segment", why="a segment is named after its first offset, and ends in .log"
+                f"{log} is not a segment", why="a segment is named after its first offset, and ends in .log"
             ) from None
 
     def __repr__(self) -> str:
@@ -257,7 +257,7 @@ def _batch_at(data: mmap.mmap, position: int, log: Path) -> StoredBatch | None:
     if length <= 0 or size > _MOST_BYTES:
         if not any(data[position : position + _HEADER.size]):
             return None  # zeros: the file was made longer than what was written
-        raise _damaged(log, position, f"a batch of {length} bytes cannot be")
+        raise _damaged(log, position, f"invalid batch length: {length} bytes")
     if data[position + _MAGIC_AT] != 2:
         raise _damaged(log, position, f"magic {data[position + _MAGIC_AT]}; batches have had 2 since Kafka 0.11")
     if position + size > len(data):
@@ -275,7 +275,7 @@ def _batch_at(data: mmap.mmap, position: int, log: Path) -> StoredBatch | None:
 def _codec(attributes: int, log: Path, position: int) -> Codec:
     number = attributes & 7
     if number >= len(CODECS):
-        raise _damaged(log, position, f"compression {number} is not known")
+        raise _damaged(log, position, f"unknown compression {number}")
     return CODECS[number]  # type: ignore[return-value]
 
 

@@ -328,7 +328,9 @@ class Connect(ProxiedService):
         if not users.is_dir():
             raise ConfigError(f"the plugin folder {users} does not exist", hint="headrace up --plugins DIR")
         if "," in str(users):
-            raise ConfigError(f"the plugin folder {users} has a comma in its name", why="Connect separates by commas")
+            raise ConfigError(
+                f"the plugin folder {users} has a comma in its name", why="Connect separates folders by commas"
+            )
         return [own, users]
 
     def ready(self) -> bool:

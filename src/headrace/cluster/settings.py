@@ -37,7 +37,7 @@ def require_in_force(spec: ClusterSpec, wanted: Mapping[str, str]) -> None:
     except Unreachable as error:
         # They took a write a moment ago: slow is not dead.
         raise TimedOut(
-            "the brokers have not said yet whether the properties are in force; they go on running",
+            "the brokers have not confirmed the properties yet; they keep running",
             why=error.why or error.problem,
             hint="headrace up asks them again",
         ) from error
@@ -47,9 +47,9 @@ def require_in_force(spec: ClusterSpec, wanted: Mapping[str, str]) -> None:
             held = actual[name].value if name in actual else None
             if held is not None and _normal(held) != _normal(value):
                 raise ConfigError(
-                    f"Kafka did not take {name}={value}",
+                    f"Kafka did not apply {name}={value}",
                     why=f"{node.name} has {name}={held}",
-                    hint="a dynamic setting of the broker may stand above it; or its value is out of range",
+                    hint="a dynamic setting of the broker may override it; or its value is out of range",
                 )
 
 

@@ -192,7 +192,7 @@ def _check_counts(config: ClusterConfig) -> None:
         raise UsageError("node ids must be different whole numbers from 0 upwards", why=f"given were {ids}")
     bad = [rack for rack in config.racks if not re.fullmatch(r"[\w.-]{1,60}", rack)]
     if bad:
-        raise UsageError(f"{bad[0]!r} cannot be the name of a rack", why="letters, digits, . _ - are possible")
+        raise UsageError(f"invalid rack name: {bad[0]!r}", why="letters, digits, . _ - are possible")
 
 
 def new_uuid() -> str:

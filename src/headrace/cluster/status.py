@@ -156,7 +156,7 @@ def _reason(node: NodeProcess) -> str | None:
     lately = watcher.restarts_of(node.home).get(node.name) if death else None
     if not lately:
         return death
-    outcome = "it stays dead" if lately["given_up"] else "it is being started again"
+    outcome = "it stays dead" if lately["given_up"] else "it is being restarted"
     return f"{death}; failed {lately['failures']} times lately: {outcome}"
 
 

@@ -37,11 +37,11 @@ def unpack(codec: Codec, packed: bytes, most: int = MOST_BYTES) -> bytes:
                 return _streamed(codec, packed, most)
     except _TooLarge:
         raise Failed(
-            f"{len(packed):,} bytes of {codec} unpack to more than {most / 1e6:.0f} MB",
-            why="no more than that is unpacked, whatever a batch declares",
+            f"{len(packed):,} bytes of {codec} decompress to more than {most / 1e6:.0f} MB",
+            why="this limit holds whatever size a batch declares",
         ) from None
     except (zlib.error, OSError, ValueError, IndexError) as error:  # Arrow raises the two in the middle
-        raise Failed(f"{len(packed):,} bytes of {codec} cannot be unpacked", why=str(error)) from None
+        raise Failed(f"{len(packed):,} bytes of {codec} cannot be decompressed", why=str(error)) from None
 
 
 def _gunzip(packed: bytes, most: int) -> bytes:

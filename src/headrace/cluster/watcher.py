@@ -277,7 +277,7 @@ class Watcher:
         if known:
             _say(f"the controllers know that {node.name} is {'paused' if node.paused_since else 'gone'}")
         elif known is False:
-            _say(f"{node.name} was not registered, or no controller runs that could be told")
+            _say(f"{node.name} was not registered, or no controller runs that could be notified")
 
     def _release(self, node: _Watched) -> None:
         if node.node is None or self.spec is None or node.to_release is None or node.is_registered():

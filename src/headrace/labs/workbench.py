@@ -330,7 +330,7 @@ class Workbench:
     def claim_topic(self, name: str) -> str:
         """No topic has that name, and the one that the experiment will make is gone at the end."""
         if name in self._users_topics():
-            raise UsageError(f"the topic {name!r} is already there", why="no lab of this cluster has made it",
+            raise UsageError(f"the topic {name!r} exists already", why="no lab of this cluster has made it",
                              hint=f"headrace lab run {self.name} --fresh takes a cluster of its own")  # fmt: skip
         if name in {found.name for found in self.admin.topics()}:
             self.admin.delete_topics([name])

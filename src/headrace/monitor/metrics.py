@@ -28,7 +28,7 @@ def text(snapshot: Snapshot) -> str:
 
 def _families(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
     yield "up", "gauge", "1 if a broker answers.", [({}, int(s.reachable))]
-    yield "sample_seconds", "gauge", "How long the last look at the cluster took.", [({}, s.took_s)]
+    yield "sample_seconds", "gauge", "Duration of the last poll of the cluster.", [({}, s.took_s)]
     if not s.reachable:
         return
     totals = s.totals
@@ -70,7 +70,7 @@ def _brokers(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
 def _topics(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
     topics = [({"topic": t.name}, t) for t in s.topics.values()]
     yield "topic_partitions", "gauge", "Partitions of the topic.", [(at, len(t.partitions)) for at, t in topics]
-    yield "topic_bytes", "gauge", "Bytes of one copy of the topic.", [(at, t.size_bytes) for at, t in topics]
+    yield "topic_bytes", "gauge", "Bytes of one replica of the topic.", [(at, t.size_bytes) for at, t in topics]
     yield "topic_offsets", "gauge", "Offsets in use.", [(at, t.offsets) for at, t in topics]
     yield (
         "topic_end_offset_total",
@@ -106,7 +106,12 @@ def _groups(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
         for o in g.offsets or ()
     ]
     yield "group_lag", "gauge", "Records that the group has not read.", [(at, o.lag) for at, o in places]
-    yield "group_committed_offset", "gauge", "Where the group goes on.", [(at, o.committed) for at, o in places]
+    yield (
+        "group_committed_offset",
+        "gauge",
+        "Offset at which the group continues.",
+        [(at, o.committed) for at, o in places],
+    )
 
 
 def _connectors(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
@@ -127,8 +132,8 @@ def _pipelines(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
         "1 if the pipeline runs.",
         [(at, int(p.state == "running")) for at, p in pipelines],
     )
-    yield "pipeline_rate", "gauge", "Records per second of late.", [(at, p.rate_per_s) for at, p in pipelines]
-    yield "pipeline_batch_seconds", "gauge", "Length of the last batch.", [(at, p.batch_s) for at, p in pipelines]
+    yield "pipeline_rate", "gauge", "Recent records per second.", [(at, p.rate_per_s) for at, p in pipelines]
+    yield "pipeline_batch_seconds", "gauge", "Duration of the last batch.", [(at, p.batch_s) for at, p in pipelines]
     yield (
         "pipeline_lag_seconds",
         "gauge",

@@ -106,7 +106,7 @@ class Sampler(Rounds):
         return replace(snapshot, pipelines=self.pipelines(snapshot, self._looker.age))
 
     def _stumbled(self, error: Exception) -> None:
-        text = f"the console stumbled: {type(error).__name__}: {error}"
+        text = f"the console could not sample the cluster: {type(error).__name__}: {error}"
         self.history.add_events([Event(at=time.time(), kind="console", level="error", text=text)])
 
 

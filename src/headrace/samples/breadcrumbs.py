@@ -71,7 +71,7 @@ def breadcrumbs(
     if shape not in SHAPES:
         raise UsageError(f"there are no breadcrumbs of {shape}", hint="2020 or 2022")
     if records < 0 or (vehicles is not None and vehicles < 1):
-        raise UsageError("fewer than none cannot be made", hint="--records 1000")
+        raise UsageError("the number of records cannot be negative", hint="--records 1000")
     kinds = KINDS[shape]
     return Sample(
         columns=_COLUMNS[shape],
@@ -344,14 +344,14 @@ def _kinds(shape: int) -> dict[str, Kind]:
         return f"{of_month}-{month}-{year % 100}" if strings else f"{of_month}{month}{year}:00:00:00"
 
     speed = (
-        replaced("negative-speed", "a speed below nought", "VELOCITY", "-7")
+        replaced("negative-speed", "a speed below zero", "VELOCITY", "-7")
         if strings
         else replaced("negative-speed", "METERS far behind the breadcrumbs around it", "METERS", lambda m: m - 5000)
     )
     own = [
         replaced("wrong-type", "METERS is an object", "METERS", lambda meters: {"value": meters, "unit": "m"}),
         replaced("not-a-number", "ACT_TIME is a word", "ACT_TIME", "noon"),
-        replaced("negative-time", "ACT_TIME is below nought", "ACT_TIME", put(-60)),
+        replaced("negative-time", "ACT_TIME is below zero", "ACT_TIME", put(-60)),
         removed("missing-trip", "no EVENT_NO_TRIP", "EVENT_NO_TRIP"),
         replaced("empty-trip", "EVENT_NO_TRIP is empty", "EVENT_NO_TRIP", "" if strings else None),
         replaced("outside-city", "a latitude far to the north", "GPS_LATITUDE", put(47.606209)),

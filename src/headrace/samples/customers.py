@@ -62,7 +62,7 @@ _CITIES = (
 def customers(records: int = COUNT, seed: int = 7) -> Sample:
     """So many customers, numbered from 1."""
     if records < 0:
-        raise UsageError("fewer than none cannot be made", hint=f"--records {COUNT}")
+        raise UsageError("the number of records cannot be negative", hint=f"--records {COUNT}")
     formats = (Format.CSV, Format.NDJSON, Format.ARRAY)
     return Sample(_COLUMNS, partial(_chunks, records, seed), seed=seed, formats=formats, header=False)
 

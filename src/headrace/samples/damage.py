@@ -77,7 +77,7 @@ def _invalid_utf8(record: Value, draw: random.Random) -> bytes:
 ANY_JSON = (
     Kind("not-json", "words where JSON is expected", lambda record, _: _words(record), spoils=_DOCUMENTS | _CSV),
     Kind("truncated", "JSON that stops in the middle", _truncated, spoils=_DOCUMENTS | _CSV),
-    Kind("invalid-utf8", "bytes that are no UTF-8", _invalid_utf8, spoils=_DOCUMENTS | _CSV | {"strings"}),
+    Kind("invalid-utf8", "bytes that are not UTF-8", _invalid_utf8, spoils=_DOCUMENTS | _CSV | {"strings"}),
     Kind("null", "the JSON value null", lambda _, __: None, spoils=_CSV),
     Kind("not-an-object", "a list instead of an object", lambda record, _: list(record.values()), spoils=_CSV),
     Kind(DUPLICATE, "a copy of an earlier record in this one's place", lambda record, _: record),

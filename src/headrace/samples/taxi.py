@@ -71,7 +71,7 @@ def taxi(
     if shape not in SHAPES:
         raise UsageError(f"there are no taxi rides of the shape {shape!r}", hint=", ".join(SHAPES))
     if records < 0:
-        raise UsageError("fewer than none cannot be made", hint="--records 1000")
+        raise UsageError("the number of records cannot be negative", hint="--records 1000")
     kinds = KINDS[shape]
     csv_first = (Format.CSV, Format.NDJSON, Format.ARRAY, Format.CONCATENATED, Format.STRINGS)
     formats = csv_first if shape == "rides" else (Format.NDJSON, Format.ARRAY, Format.CSV)
@@ -155,7 +155,7 @@ def _kinds(shape: str) -> dict[str, Kind]:
     own = [
         replaced("wrong-type", "total_amount is a word", "total_amount", "free"),
         removed("missing-vendor", f"no {vendor}", vendor),
-        replaced("negative-distance", "a distance below nought", "trip_distance", -1.5),
+        replaced("negative-distance", "a distance below zero", "trip_distance", -1.5),
         replaced("unknown-payment", "a payment type that does not exist", "payment_type", 99),
         replaced("huge-total", "a total of more than a million", "total_amount", 1_000_003.6),
     ]

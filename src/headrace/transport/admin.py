@@ -88,7 +88,7 @@ class Admin(TopicAdmin):
         answer = self.ask_other(lambda client: client.describe_metadata_quorum())
         state = answer["topics"][0]["partitions"][0]
         if state["error"]:  # during an election it names no leader, but a number nevertheless
-            raise Unreachable("the controllers have no leader at the moment", why=state["error"], hint="ask again")
+            raise Unreachable("the controllers have no leader at the moment", why=state["error"], hint="try again")
         ends = {v["replica_id"]: v["log_end_offset"] for v in state["current_voters"]}
         end = max(ends.values(), default=0)
         followers = [(v, True) for v in state["current_voters"]] + [(o, False) for o in state["observers"]]

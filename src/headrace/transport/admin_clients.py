@@ -116,7 +116,7 @@ class AdminClients:
 
     def _configs(self, resource: Any, called: str) -> dict[str, ConfigValue]:
         futures = self.client.describe_configs([resource], request_timeout=self.timeout_s)
-        answer = self.settle(futures, f"tell the settings of {called}")
+        answer = self.settle(futures, f"describe the settings of {called}")
         entries = next(iter(answer.values()))
         return {
             name: ConfigValue(

@@ -214,7 +214,7 @@ class Browser:
                 raise NotFound(
                     f"{topic}/{partition} has no record at offset {offset}",
                     why=f"it holds offsets {spans[partition].begin} to {spans[partition].high_watermark - 1}, "
-                    "and markers of transactions and compacted records are no records"
+                    "without transaction markers and compacted records"
                     if partition in spans
                     else None,
                 )

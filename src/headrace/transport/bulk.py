@@ -302,7 +302,7 @@ def _timeout_ms(config: Mapping[str, Any]) -> int:
     except (TypeError, ValueError):
         found = -1
     if not 0 <= found <= _LONGEST_MS:
-        raise UsageError(f"{name} cannot be {given!r}", hint=f"0 (for ever) to {_LONGEST_MS} milliseconds")
+        raise UsageError(f"invalid value for {name}: {given!r}", hint=f"0 (for ever) to {_LONGEST_MS} milliseconds")
     return found
 
 

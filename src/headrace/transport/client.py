@@ -114,5 +114,5 @@ def unreachable(bootstrap: str, why: str) -> Unreachable:
     return Unreachable(
         f"no Kafka answers at {bootstrap}",
         why=why,
-        hint="headrace up starts a cluster here; headrace status tells what runs; --bootstrap names another",
+        hint="headrace up starts a cluster here; headrace status shows what runs; --bootstrap names another",
     )

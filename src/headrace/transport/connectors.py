@@ -94,7 +94,7 @@ def _with_secrets(wanted: Mapping[str, str | None], known: Mapping[str, str]) ->
     if lost:
         raise UsageError(
             f"{lost[0]} is {HIDDEN}, which is not its value",
-            why="settings are shown without secrets, and this connector has none of that name to keep",
+            why="settings are shown without secrets, and this connector has no such secret to keep",
             hint=f"--set {lost[0]}=VALUE",
         )
     found = {key: known[key] if value == HIDDEN else value for key, value in wanted.items()}
@@ -128,7 +128,7 @@ class Connectors:
     ) -> None:
         parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise UsageError(f"{url!r} is no address of a Connect worker", hint="http://127.0.0.1:8083")
+            raise UsageError(f"invalid address of a Connect worker: {url!r}", hint="http://127.0.0.1:8083")
         self.url = url
         self.timeout_s = timeout_s
         self.retry_s = retry_s
@@ -310,7 +310,7 @@ class Connectors:
                 )
         if status == http.client.UNAUTHORIZED:
             return UsageError(
-                f"the Connect worker at {self.url} wants to know who asks",
+                f"the Connect worker at {self.url} requires a token",
                 why=words,
                 hint="--home names the folder of its cluster; for another worker, --token-file FILE",
             )

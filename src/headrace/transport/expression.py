@@ -56,7 +56,7 @@ def _compiled(node: ast.AST, depth: int) -> Evaluate:
         raise UsageError("the expression is nested too deeply", hint=_HINT)
     make = _KINDS.get(type(node))
     if make is None:
-        raise UsageError(f"the expression has something that is not known here: {_named(node)}", hint=_HINT)
+        raise UsageError(f"the expression has something unsupported: {_named(node)}", hint=_HINT)
     return make(node, depth + 1)
 
 
@@ -69,7 +69,7 @@ def _named(node: ast.AST) -> str:
 def _constant(node: Any, _: int) -> Evaluate:
     value = node.value
     if value is not None and not isinstance(value, str | int | float | bool):
-        raise UsageError(f"{value!r} cannot stand in an expression", hint=_HINT)
+        raise UsageError(f"unsupported value in the expression: {value!r}", hint=_HINT)
     return lambda _: value
 
 
@@ -79,7 +79,7 @@ def _name(node: Any, _: int) -> Evaluate:
         word = _WORDS[name.lower()]
         return lambda _: word
     if name not in NAMES:
-        raise UsageError(f"there is no {name!r} in an expression", why=f"known are {', '.join(NAMES)}", hint=_HINT)
+        raise UsageError(f"unknown name in the expression: {name!r}", why=f"known are {', '.join(NAMES)}", hint=_HINT)
     return lambda facts: facts.get(name)
 
 
@@ -115,7 +115,7 @@ def _unary(node: Any, depth: int) -> Evaluate:
         return lambda facts: not inner(facts)
     if isinstance(node.op, ast.USub):
         return lambda facts: -value if _is_number(value := inner(facts)) else None
-    raise UsageError("only `not` and `-` can stand before a value", hint=_HINT)
+    raise UsageError("only `not` and `-` are allowed before a value", hint=_HINT)
 
 
 _ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
@@ -227,7 +227,7 @@ def _call(node: Any, depth: int) -> Evaluate:
     name = node.func.id if isinstance(node.func, ast.Name) else None
     if name is None or name not in _FUNCTIONS or node.keywords:
         known = ", ".join(_FUNCTIONS)
-        raise UsageError("there is no such function in an expression", why=f"known are {known}", hint=_HINT)
+        raise UsageError("unknown function in the expression", why=f"known are {known}", hint=_HINT)
     wanted, function = _FUNCTIONS[name]
     if len(node.args) != wanted:
         raise UsageError(f"{name} takes {wanted} value{'s' if wanted > 1 else ''}", hint=_HINT)

@@ -126,10 +126,10 @@ class ResetTo:
             try:
                 return cls("shift", int(text.removeprefix("shift:")))
             except ValueError:
-                raise UsageError(f"{text!r} is no shift", hint="shift:-100 or shift:+100") from None
+                raise UsageError(f"invalid shift: {text!r}", hint="shift:-100 or shift:+100") from None
         start = Start.parse(text)
         if start.kind == "committed":
-            raise UsageError("'committed' is where the group stands already", hint="beginning, end, shift:-100, -1h")
+            raise UsageError("'committed' is the current position of the group", hint="beginning, end, shift:-100, -1h")
         return cls(start.kind, start.value)
 
 
@@ -266,7 +266,7 @@ class Groups:
             self._admin.live_brokers(), lambda client, broker: client.list_groups(broker_ids=[broker])
         )
         if not answers:
-            raise Failed("no broker tells its groups", why="none answered in time, or none lets us look")
+            raise Failed("no broker has listed its groups", why="no broker answered in time, or none allows it")
         found = [
             Group(
                 group["group_id"],
@@ -348,7 +348,7 @@ class Groups:
             kind = group.protocol if of_workers else group.type
             raise Failed(
                 f"{name} is a {kind} group, and its offsets cannot be reset from here",
-                why="its members are no consumers" if of_workers else "no Python client speaks the request yet",
+                why="its members are not consumers" if of_workers else "no Python client supports the request yet",
             )
         busy = self._busy(name)
         if busy:

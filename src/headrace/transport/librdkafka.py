@@ -96,7 +96,7 @@ TIMED_OUT = "Local: Message timed out"
 # What librdkafka says of records that were given up, which leaves open what became of them.
 _GIVEN_UP = {
     "Local: Purged in queue": "given up before it was sent",
-    "Local: Purged in flight": "given up on its way: it may have been written or not",
+    "Local: Purged in flight": "given up after it was sent: it may have been written or not",
 }
 
 

@@ -176,7 +176,7 @@ def _no_answer(client: Any, connection: Connection, partition: Any, error: Any) 
     """Why a partition has no offsets to tell, with the broker that would know them."""
     from confluent_kafka import KafkaException
 
-    refused = refusal(error, f"tell offsets of {partition.topic}", connection.bootstrap)
+    refused = refusal(error, f"list offsets of {partition.topic}", connection.bootstrap)
     try:
         metadata = client.list_topics(partition.topic, timeout=_CONNECTED_WITHIN_S)
         found = metadata.topics[partition.topic].partitions[partition.partition]

@@ -120,7 +120,7 @@ def cannot_write(error: OSError) -> Failed:
     return Failed(
         "the disk is full" if full else "the output cannot be written",
         why=error.strerror or str(error),
-        hint="make room and repeat the command: with a group it goes on after the last record that was written",
+        hint="make room and repeat the command: with a group it continues after the last record that was written",
     )
 
 
@@ -191,7 +191,7 @@ def _pattern_parts(
     try:
         text = pattern.encode("latin-1", "backslashreplace").decode("unicode_escape")
     except UnicodeDecodeError as error:
-        raise UsageError(f"the format {pattern!r} cannot be read", why=str(error)) from None
+        raise UsageError(f"invalid format: {pattern!r}", why=str(error)) from None
     parts: list[bytes | Callable[[Record], bytes]] = []
     pieces = iter(text.split("%"))
     parts.append(next(pieces).encode())

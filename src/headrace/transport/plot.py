@@ -55,7 +55,7 @@ class Series:
         name, colon, colour = label.rpartition(":")
         if not topic or (equals and not label) or (colon and not (name and colour)):
             raise UsageError(
-                f"the series {text!r} cannot be read",
+                f"invalid series: {text!r}",
                 hint="NAME:COLOUR=TOPIC/PARTITION, as in setosa:blue=iris/1; NAME=TOPIC; or TOPIC",
             )
         return cls((name or colour) or target, topic, partitions, colour if colon else None)
@@ -120,7 +120,7 @@ class Scatter:
         said = {
             f"{undrawn:,} points of long series: a random choice of {self._most:,} stands for each": undrawn,
             f"{self.without_numbers:,} records without a number in {self.x} or {self.y}": self.without_numbers,
-            f"{self.of_no_series:,} records of no series": self.of_no_series,
+            f"{self.of_no_series:,} records that belong to no series": self.of_no_series,
         }
         return [words for words, count in said.items() if count]
 
@@ -154,18 +154,18 @@ class Scatter:
 
         kinds = Figure().canvas.get_supported_filetypes()
         if path.suffix.removeprefix(".").lower() not in kinds:
-            raise UsageError(f"{path} has no suffix of a picture", hint="a name that ends in .png, .svg or .pdf")
+            raise UsageError(f"{path} is not a picture file name", hint="a name that ends in .png, .svg or .pdf")
         if not path.absolute().parent.is_dir():
             raise UsageError(f"{path} cannot be written", why=f"there is no folder {path.parent}")
         for one in self.series:
             if one.colour is not None and not is_color_like(one.colour):
-                raise UsageError(f"{one.colour!r} is no colour", hint="a name such as red, or #c02020")
+                raise UsageError(f"unknown colour: {one.colour!r}", hint="a name such as red, or #c02020")
 
     def save(self, path: Path) -> None:
         """The picture is in the file, whole. Without any point there is none, and that is an error."""
         if not any(points.seen for points in self._points.values()):
             raise Failed(
-                f"there is nothing to draw, so {path} was not made",
+                f"there is nothing to draw, so {path} was not created",
                 why=self._why_not.problem if self._why_not else "; ".join(self.left_out) or "no record was read",
                 hint="the fields of the value that hold the numbers: --plot-x FIELD --plot-y FIELD",
             )

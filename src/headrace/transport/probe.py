@@ -38,6 +38,6 @@ def write_to_all(where: HasBootstrap | str, topic: str, partitions: int, *, with
     if reasons:
         partition, reason = next(iter(reasons.items()))
         raise Failed(
-            f"{len(reasons)} of {partitions} partitions of {topic} took no write",
+            f"{len(reasons)} of {partitions} partitions of {topic} accepted no write",
             why=f"{partition}: {reason}",
         )

@@ -151,7 +151,7 @@ class _Producing:
         self._partitions: dict[str, int] = {}
         options.shaping.check()
         if options.pace.replay and not options.shaping.timestamp_field:
-            raise UsageError("a replay needs to know where the time stands", hint="--timestamp-field FIELD")
+            raise UsageError("a replay needs the field that contains the time", hint="--timestamp-field FIELD")
 
     def check(self, admin: Admin) -> None:
         """The topics and partitions that are named exist."""

@@ -42,13 +42,13 @@ class ConsumeOptions:
         if self.start and self.start.kind == "committed" and not self.group:
             raise UsageError("only a group has committed offsets", hint="--group NAME, or --from beginning")
         if self.members < 1:
-            raise UsageError(f"{self.members} members cannot read")
+            raise UsageError(f"invalid number of members: {self.members}")
         if self.members > 1 and not self.group:
             raise UsageError("several members need a group to share the partitions", hint="--group NAME")
         if self.members > 1 and self.on_finish:
-            raise UsageError("a file that is whole only at its end is written by one member", hint="--members 1")
+            raise UsageError("a file of this format can be written by one member only", hint="--members 1")
         if self.members > 1 and self.partitions:
-            raise UsageError("chosen partitions are read by one member", hint="--members 1, or no --partition")
+            raise UsageError("chosen partitions can be read by one member only", hint="--members 1, or no --partition")
 
 
 @dataclass

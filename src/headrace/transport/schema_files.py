@@ -61,14 +61,14 @@ def check_schema(schema: Schema, where: str = "the schema") -> None:
         document = json.loads(schema.text)
     except json.JSONDecodeError as error:
         raise UsageError(
-            f"{where} is no valid schema: line {error.lineno}, column {error.colno}", why=error.msg
+            f"{where} is not a valid schema: line {error.lineno}, column {error.colno}", why=error.msg
         ) from None
     if schema.kind == "JSON":
         _check_json_schema(document, where)
         return
     known = {reference.name for reference in schema.references}
     for path, words in _avro_faults(document, "", "", known):
-        raise UsageError(f"{where} is no valid Avro schema: at {path or '/'}", why=words)
+        raise UsageError(f"{where} is not a valid Avro schema: at {path or '/'}", why=words)
 
 
 def _check_protobuf(text: str, where: str) -> None:
@@ -88,7 +88,7 @@ def _check_json_schema(document: Any, where: str) -> None:
         validator_for(document).check_schema(document)
     except SchemaError as error:
         path = "/" + "/".join(map(str, error.absolute_path))
-        raise UsageError(f"{where} is no valid JSON Schema: at {path}", why=error.message[:300]) from None
+        raise UsageError(f"{where} is not a valid JSON Schema: at {path}", why=error.message[:300]) from None
     if (
         isinstance(document, dict)
         and set(document) <= {"$ref", "$schema", "definitions", "$defs"}
@@ -115,7 +115,7 @@ def _avro_faults(node: Any, path: str, namespace: str, known: set[str]) -> Fault
             else:
                 yield from _avro_faults(branch, f"{path}/{at}", namespace, known)
     elif not isinstance(node, dict):
-        yield path, f"{json.dumps(node)} is no Avro type"
+        yield path, f"{json.dumps(node)} is not an Avro type"
     elif "type" not in node:
         yield path, f"no type is given; there are only {', '.join(node) or 'no properties'}"
     elif node["type"] in _COMPLEX:
@@ -145,7 +145,7 @@ def _complex_faults(node: dict[str, Any], path: str, namespace: str, known: set[
     elif kind == "enum" and (not node["symbols"] or len(set(node["symbols"])) != len(node["symbols"])):
         yield f"{path}/symbols", "an enum needs symbols, each of them once"
     elif kind == "fixed" and (not isinstance(node["size"], int) or node["size"] < 0):
-        yield f"{path}/size", f"{node['size']!r} is no size"
+        yield f"{path}/size", f"{node['size']!r} is not a valid size"
 
 
 def _field_faults(fields: Any, path: str, namespace: str, known: set[str]) -> Faults:
@@ -179,9 +179,9 @@ def _default_faults(field: dict[str, Any], path: str) -> Faults:
         return
     default = field["default"]
     if not any(isinstance(default, one) and (not isinstance(default, bool) or one is bool) for one in fits if one):
-        yield path, f"field {field['name']}: the default {json.dumps(default)} is no {kind}"
+        yield path, f"field {field['name']}: the default {json.dumps(default)} is not of type {kind}"
 
 
 def _unknown_type(name: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(name, [*PRIMITIVES, *_COMPLEX, *known], n=1)
-    return f"{name!r} is no Avro type" + (f"; the nearest is {near[0]}" if near else "")
+    return f"{name!r} is not an Avro type" + (f"; the nearest is {near[0]}" if near else "")

@@ -318,13 +318,13 @@ class Registry:
         return NotFound(
             f"the registry has no subject {subject}",
             why=why,
-            hint=f"headrace schema list shows them; headrace schema register {subject} FILE makes it",
+            hint=f"headrace schema list shows them; headrace schema register {subject} FILE creates it",
         )
 
 
 def incompatible(subject: str, verdict: Verdict, *, dry_run: bool = False) -> Incompatible:
     """The refusal of a schema in words."""
-    verb = "would not take this schema" if dry_run else "does not take this schema (HTTP 409)"
+    verb = "would not accept this schema" if dry_run else "does not accept this schema (HTTP 409)"
     versions = f"version{'s' if len(verdict.against) > 1 else ''} {', '.join(map(str, verdict.against))}"
     return Incompatible(
         f"{subject} {verb}: it is not {verdict.level} compatible with {versions}",
@@ -343,7 +343,7 @@ class _Http:
     def __init__(self, url: str, user_info: str | None, timeout_s: float) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise UsageError(f"{url!r} is no address of a registry", hint="http://127.0.0.1:8081")
+            raise UsageError(f"invalid address of a schema registry: {url!r}", hint="http://127.0.0.1:8081")
         self._root = parts.path.rstrip("/")
         #: Without the name and the password that may stand in the URL.
         self.address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._root}"

@@ -82,7 +82,9 @@ class Shaping:
         if self.value_codec and self.value_fields:
             raise UsageError("a schema and an array of fields contradict each other", hint="give one of them")
         if self.key_codec and not (keys or self.key_codec.field_names):
-            raise UsageError("the key's schema is no record, so its fields do not name the key", hint="--key-field F")
+            raise UsageError(
+                "the key's schema is not a record, so it has no fields to take from the record", hint="--key-field F"
+            )
 
 
 @dataclass
@@ -289,7 +291,7 @@ def parse_route(text: str, topic: str) -> Route | RouteFunction:
     entries = [entry.partition("=") for entry in rest.split(",") if entry]
     if not colon or not entries or not all(equals for _, equals, _ in entries):
         raise UsageError(
-            f"the route {text!r} cannot be read",
+            f"invalid route: {text!r}",
             hint="FIELD:VALUE=TOPIC/PARTITION,…  as in class:setosa=iris/1,versicolor=iris/0+1  or FILE.py:FUNCTION",
         )
     return Route(name, {value: parse_target(target, topic) for value, _, target in entries})
@@ -301,7 +303,7 @@ def parse_target(text: str, default_topic: str) -> Target:
     try:
         return topic or default_topic, tuple(int(p) for p in partitions.split("+")) if slash else ()
     except ValueError:
-        raise UsageError(f"{text!r} is no topic and partition", hint="TOPIC, TOPIC/1 or TOPIC/0+1") from None
+        raise UsageError(f"invalid topic and partition: {text!r}", hint="TOPIC, TOPIC/1 or TOPIC/0+1") from None
 
 
 def _function_in(text: str) -> RouteFunction:
@@ -329,7 +331,7 @@ def timestamp_ms(value: Any) -> int:
     try:
         when = datetime.fromisoformat(str(value))
     except ValueError:
-        raise Failed(f"{value!r} is no time", hint="seconds or milliseconds since 1970, or ISO 8601") from None
+        raise Failed(f"invalid time: {value!r}", hint="seconds or milliseconds since 1970, or ISO 8601") from None
     return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
 
 

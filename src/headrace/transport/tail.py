@@ -110,7 +110,7 @@ class Tail:
 
         place = (message.topic(), message.partition())
         if place in positions and is_damage(message.error()):
-            self._problem = f"a batch of {place[0]}/{place[1]} is damaged: the tail goes on behind it"
+            self._problem = f"a batch of {place[0]}/{place[1]} is damaged: the tail continues after it"
             _, end = consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
             positions[place] = max(end, positions[place] + 1)
             self._assign(consumer, positions)

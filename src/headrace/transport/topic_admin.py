@@ -558,7 +558,7 @@ def _comes_to_see(seen: Callable[[Mapping[str, Any]], bool], within_s: float, on
 
 
 def _already_exists(name: str) -> AlreadyExists:
-    return AlreadyExists(f"the topic {name!r} is already there", hint=f"headrace topic describe {name}")
+    return AlreadyExists(f"the topic {name!r} exists already", hint=f"headrace topic describe {name}")
 
 
 def _is_forbidden(error: Any) -> bool:

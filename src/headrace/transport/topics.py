@@ -240,7 +240,7 @@ def count_until(consumer: Any, ends: dict[int, int], patience_s: float) -> int:
             deadline = time.monotonic() + patience_s
         elif time.monotonic() > deadline:
             raise Failed(
-                f"{count} records were read, then nothing came any more",
+                f"{count} records were read, then no more arrived",
                 why=f"no answer for {patience_s:g} s; partitions not read to their end: {sorted(open_ends)}",
             )
         for record in batch:
@@ -293,7 +293,7 @@ def partition_bytes(log_dirs: Iterable[Mapping[str, Any]]) -> dict[TopicPartitio
     """The bytes of each partition in a broker's log directories, moves between directories aside."""
     dirs = list(log_dirs)
     if any(log_dir["error_code"] for log_dir in dirs) or not dirs:
-        raise Failed("a broker does not tell its log directories", why="it is not allowed, or a disk has failed")
+        raise Failed("a broker did not describe its log directories", why="it is not allowed, or a disk has failed")
     return {
         (topic["name"], p["partition_index"]): p["partition_size"]
         for log_dir in dirs

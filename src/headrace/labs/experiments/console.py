@@ -77,7 +77,7 @@ def _create(lab: Workbench, api: ConsoleApi) -> None:
     _summary(lab, api, _CUSTOM, {"partitions": 4, "replication": 2, **own})
     status, told = api("POST", "/api/topics", body)
     lab.check("once more: refused", 409, status)
-    lab.check("with the reason", contains("already there"), told["problem"])
+    lab.check("with the reason", contains("exists already"), told["problem"])
 
 
 def _summary(lab: Workbench, api: ConsoleApi, topic: str, asked: dict[str, Any]) -> None:
