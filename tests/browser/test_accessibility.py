@@ -94,7 +94,7 @@ def test_the_way_in_is_accessible(browser: Browser, headrace_cluster: Cluster) -
         page.goto(console.url)
         page.get_by_label("Password").fill("wrong")
         page.get_by_role("button", name="Enter").click()
-        expect(page.get_by_text("That was not it.")).to_be_visible()
+        expect(page.get_by_text("Wrong password.")).to_be_visible()
         for scheme in driving.SCHEMES:
             page.emulate_media(color_scheme=scheme)
             found = Axe().run(page).response["violations"]

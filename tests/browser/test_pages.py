@@ -135,7 +135,7 @@ def test_what_kafka_refuses_is_said_in_words(
     page.get_by_role("button", name="Create topic").click()
     page.get_by_label("Name").fill(topic)
     page.get_by_role("button", name="Create", exact=True).click()
-    expect(page.locator(".problem")).to_contain_text(f"the topic {topic!r} is already there")
+    expect(page.locator(".problem")).to_contain_text(f"the topic {topic!r} exists already")
 
 
 def test_a_topic_is_altered_cleaned_and_deleted(
@@ -207,10 +207,10 @@ def test_records_are_browsed_with_their_fate(
     page.get_by_label("Expression").fill("value.n in [3, 5]")
     page.get_by_role("button", name="Search").click()
     expect(page.locator(".grid tbody tr")).to_have_count(2)
-    expect(page.get_by_text("2 records of 31 looked at")).to_be_visible()
+    expect(page.get_by_text("2 records of 31 scanned")).to_be_visible()
     page.get_by_label("Expression").fill("__import__('os')")
     page.get_by_role("button", name="Search").click()
-    expect(page.locator(".problem")).to_contain_text("there is no such function")
+    expect(page.locator(".problem")).to_contain_text("unknown function")
     page.get_by_label("Expression").fill("value.n == 5")
     page.get_by_role("button", name="Search").click()
     page.locator("button.opener").first.click()

@@ -273,7 +273,7 @@ def _log_in_with_a_password(browser: Browser, console: ConsoleUnderTest) -> None
         page.goto(console.url)
         page.get_by_label("Password").fill("wrong")
         page.get_by_role("button", name="Enter").click()
-        expect(page.get_by_text("That was not it")).to_be_visible()
+        expect(page.get_by_text("Wrong password")).to_be_visible()
         page.get_by_label("Password").fill("open sesame")
         page.get_by_role("button", name="Enter").click()
         page.locator("main .page").wait_for()

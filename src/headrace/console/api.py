@@ -55,7 +55,7 @@ _Partition = Annotated[int, Query(ge=0, lt=1 << 31)]
 _Number = Annotated[int, PathParameter(ge=0, lt=1 << 31)]
 _Offset = Annotated[int, PathParameter(ge=0, lt=1 << 63)]
 
-_DESCRIBED = "/api/openapi.json describes what can be asked for"
+_DESCRIBED = "/api/openapi.json describes the API"
 _MOST_RECORDS = 1000
 _MOST_EXPORTED = 1_000_000
 
@@ -230,7 +230,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _add_looks(router: APIRouter, desk: Desk, csrf: Callable[[Request], str | None]) -> None:
-    @router.get("/health", tags=["console"], summary="That the console lives; open to everybody")
+    @router.get("/health", tags=["console"], summary="Health check, without a token")
     def health() -> Response:
         return _json({"status": "ok", "version": __version__})
 
@@ -238,7 +238,7 @@ def _add_looks(router: APIRouter, desk: Desk, csrf: Callable[[Request], str | No
     def session(request: Request) -> Response:
         return _json({"csrf": csrf(request), "read_only": desk.read_only})
 
-    @router.get("/overview", tags=["cluster"], responses=_described(Overview, "Everything, as of the last look."))
+    @router.get("/overview", tags=["cluster"], responses=_described(Overview, "Everything, as of the last poll."))
     def overview() -> Response:
         now = desk.now
         return _json(
@@ -256,7 +256,7 @@ def _add_looks(router: APIRouter, desk: Desk, csrf: Callable[[Request], str | No
         now = desk.now
         return _json({"brokers": now.brokers, "quorum": now.quorum, "nodes": now.nodes})
 
-    @router.post("/brokers/elect", tags=["cluster"], summary="Let the preferred leaders lead again")
+    @router.post("/brokers/elect", tags=["cluster"], summary="Elect the preferred leaders")
     def elect() -> Response:
         return _json(desk.elect_preferred().as_json())
 
@@ -304,7 +304,7 @@ def _add_topics(router: APIRouter, desk: Desk) -> None:
         desk.create_topic(NewTopic(body.name, body.partitions, body.replication, body.configs))
         return _json({"topic": body.name}, 201)
 
-    @router.get("/topics/{name}", tags=["topics"], summary="All that is known of a topic, settings too")
+    @router.get("/topics/{name}", tags=["topics"], summary="A topic in detail, with its settings")
     def topic(name: str) -> Response:
         described = desk.describe_topic(name)
         now = desk.now
@@ -385,7 +385,9 @@ def wanted(
 
 
 def _add_records(router: APIRouter, desk: Desk) -> None:
-    @router.get("/topics/{name}/records", tags=["records"], responses=_described(Page, "Records with their marks."))
+    @router.get(
+        "/topics/{name}/records", tags=["records"], responses=_described(Page, "Records, with their visibility.")
+    )
     def records(
         name: str,
         start: _From = "end",
@@ -444,12 +446,12 @@ def _add_groups(router: APIRouter, desk: Desk) -> None:
     def groups() -> Response:
         return _json(list(desk.now.groups.values()))
 
-    @router.get("/groups/{name:path}/ownership", tags=["groups"], summary="Who owned which partition when")
+    @router.get("/groups/{name:path}/ownership", tags=["groups"], summary="Partition ownership over time")
     def ownership(name: str, minutes: Annotated[float, Query(gt=0)] = 60) -> Response:
         found = desk.history.ownership(name, since=time.time() - minutes * 60)
         return _json([owned._asdict() for owned in found])
 
-    @router.post("/groups/{name:path}/reset", tags=["groups"], summary="Preview, or with execute do it")
+    @router.post("/groups/{name:path}/reset", tags=["groups"], summary="Preview, or apply with execute")
     def reset(name: str, body: ResetBody) -> Response:
         act = desk.reset_group if body.execute else desk.plan_reset
         return _json({"executed": body.execute, "plan": [asdict(p) for p in act(name, body.to, body.topics)]})

@@ -57,7 +57,7 @@ class NewRecord:
             named = {name.encode().decode(): text.encode() for name, text in headers.items()}
         except UnicodeEncodeError as error:
             raise UsageError(
-                "the record is not text", why=f"UTF-8 has no place for {error.object[error.start]!r}"
+                "the record is not text", why=f"UTF-8 cannot encode {error.object[error.start]!r}"
             ) from None
         return cls(topic, value_bytes, key_bytes, tuple(named.items()), partition)
 
@@ -163,11 +163,11 @@ class Desk:
         )
         producer.flush(_DELIVERY_S + 1)
         if not told:
-            raise Failed(f"{record.topic} took nothing within {_DELIVERY_S:g} s", hint="is a broker down?")
+            raise Failed(f"{record.topic} did not accept the record within {_DELIVERY_S:g} s", hint="is a broker down?")
         error, message = told[0]
         if error is not None:
             why = Undeliverable(self.target.connection, record.topic).reason(message.partition(), error.str())
-            raise Failed(f"{record.topic} did not take the record", why=f"{why} ({error.name()})")
+            raise Failed(f"{record.topic} did not accept the record", why=f"{why} ({error.name()})")
         return message.partition(), message.offset()
 
     # -- groups -------------------------------------------------------------------------------------------------
@@ -198,7 +198,9 @@ class Desk:
         """The node of that name, if there are nodes here."""
         found = next((node for node in self.now.nodes if node.name == name), None)
         if found is None:
-            raise NotFound(f"there is no node {name!r} here", why="nodes are known of a cluster of this machine only")
+            raise NotFound(
+                f"there is no node {name!r} here", why="the console knows nodes only of a cluster on this machine"
+            )
         return found
 
     def node_action(self, verb: str, name: str) -> None:
@@ -206,7 +208,7 @@ class Desk:
         self._require_writable()
         cluster = self._cluster()
         if verb not in NODE_VERBS:
-            raise UsageError(f"{verb!r} cannot be done to a node", why=f"possible are {', '.join(NODE_VERBS)}")
+            raise UsageError(f"invalid action for a node: {verb!r}", why=f"possible are {', '.join(NODE_VERBS)}")
         if self.node(name).name == "console":
             raise NotAllowed("the console does not stop itself", hint=f"headrace {verb} console")
         words = {"start": "started", "stop": "stopped", "restart": "restarted", "kill": "killed", "pause": "paused",
@@ -218,7 +220,7 @@ class Desk:
 
     def _cluster(self) -> Cluster:
         if self.target.cluster is None:
-            raise UsageError("this cluster runs elsewhere", why="nodes of this machine only can be started and stopped")
+            raise UsageError("this cluster runs elsewhere", why="only nodes on this machine can be started and stopped")
         return self.target.cluster
 
     # -- schemas ------------------------------------------------------------------------------------------------
@@ -239,7 +241,7 @@ class Desk:
 
     def set_compatibility(self, subject: str, level: str) -> None:
         if level not in LEVELS:
-            raise UsageError(f"{level!r} is no level of compatibility", why=f"there are {', '.join(LEVELS)}")
+            raise UsageError(f"invalid compatibility level: {level!r}", why=f"possible are {', '.join(LEVELS)}")
         chosen: Level = level
         self.change(lambda: self.registry.set_compatibility(chosen, subject))
 
@@ -269,7 +271,9 @@ class Desk:
 
     def connector_action(self, verb: str, name: str) -> ConnectorStatus | None:
         if verb not in CONNECTOR_VERBS:
-            raise UsageError(f"{verb!r} cannot be done to a connector", why=f"possible: {', '.join(CONNECTOR_VERBS)}")
+            raise UsageError(
+                f"invalid action for a connector: {verb!r}", why=f"possible are {', '.join(CONNECTOR_VERBS)}"
+            )
         method: Callable[[str], ConnectorStatus | None] = getattr(self.connectors, verb)
         return self.change(lambda: method(name))
 

@@ -102,8 +102,8 @@ class _Pages(ui.sub_pages):
     """The pages, with words for the one that is not there."""
 
     def _render_404(self) -> None:
-        with page("There is no such page"):
-            empty("explore_off", "Nothing is here", "The ways to go stand at the left.")
+        with page("Page not found"):
+            empty("explore_off", "This page does not exist", "The menu on the left lists all pages.")
 
 
 def _rail(desk: Desk, live: Live) -> dict[str, ui.element]:

@@ -52,7 +52,7 @@ class DeadLettersView(msgspec.Struct, frozen=True, kw_only=True):
 def find(desk: Desk, name: str) -> Pipeline:
     cluster = desk.target.cluster
     if cluster is None:
-        raise NotFound("pipelines are known of a cluster of this machine only")
+        raise NotFound("the console shows pipelines only for a cluster on this machine")
     return Pipeline.from_file(cluster.home.config_file, name, cluster.home)
 
 

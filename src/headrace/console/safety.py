@@ -121,7 +121,7 @@ class Gate:
         if _PUBLIC.match(asked.path) or asked.path == "/login":
             return None
         if asked.path.startswith(_SOCKET) and asked.kind != "websocket":
-            return 403, _words("only websockets are spoken here")
+            return 403, _words("only websockets are accepted here")
         return self._not_let_in(asked)
 
     def _not_let_in(self, asked: Asked) -> tuple[int, Any] | None:
@@ -137,7 +137,7 @@ class Gate:
             return 401, _words("a token is required", "headrace console opens the console with one")
         wants_csrf = asked.kind == "http" and asked.changes
         if wants_csrf and not self.access.is_csrf(session, asked.headers.get("x-csrf-token", "")):
-            return 403, _words("the X-CSRF-Token is missing or wrong", "GET /api/session tells it")
+            return 403, _words("the X-CSRF-Token is missing or wrong", "GET /api/session returns it")
         return None
 
     def _is_our_name(self, host: str) -> bool:
@@ -180,7 +180,7 @@ class Gate:
         await send({"type": "http.response.body", "body": b""})
 
     def _way_in(self, *, failed: bool = False) -> bytes:
-        wrong = "That was not it. " if failed else ""
+        wrong = "Wrong password. " if failed else ""
         if self.access.locked:
             wrong = "Too many wrong passwords: wait half a minute. "
         form = (
@@ -200,7 +200,7 @@ body{font:16px/1.5 system-ui,sans-serif;margin:15vh auto;max-width:26rem;padding
 code{font-size:1.05em}input,button{font:inherit;padding:.45rem .7rem;margin:.3rem .4rem .3rem 0}label{display:block}
 p.wrong{color:light-dark(#b3261e,#ff8a80)}</style>
 <main><h1>headrace console</h1><p class="wrong">{words}</p>
-<p>This console opens with the token of its start. In a terminal, in the folder of the cluster:</p>
+<p>This console opens with an access token, which is new at each start. In a terminal, in the folder of the cluster:</p>
 <p><code>headrace console</code></p>{form}</main></html>"""
 
 

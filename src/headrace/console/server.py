@@ -65,7 +65,7 @@ class Serving:
         if not self.password:
             raise UsageError(
                 f"the console listens on {self.host} only with a password",
-                why="whoever reached it could read and change everything in the cluster",
+                why="otherwise anyone who can reach it could read and change everything in the cluster",
                 hint="HEADRACE_CONSOLE_PASSWORD in the environment, or a file: --password-file FILE",
             )
 

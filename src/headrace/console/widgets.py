@@ -291,7 +291,7 @@ def empty(icon: str, title: str, text: str, command: str | None = None) -> ui.el
 
 
 def no_topic(name: str) -> ui.element:
-    return empty("topic", f"There is no topic {name}", "It may have been deleted, or was made a moment ago.",
+    return empty("topic", f"There is no topic {name}", "It may have been deleted, or created a moment ago.",
                  "headrace topic list")  # fmt: skip
 
 

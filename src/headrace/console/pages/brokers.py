@@ -56,11 +56,11 @@ _NODES = (
 )
 _NODE_STATES: dict[str, State] = {"running": "good", "paused": "warn", "stopped": "none", "dead": "bad"}
 _VERBS = {
-    "start": "Starts it and waits until it is a member again.",
-    "restart": "Stops it gracefully and starts it with today's settings.",
+    "start": "Starts it and waits until it has joined the cluster.",
+    "restart": "Stops it gracefully and starts it with the current settings.",
     "stop": "Gracefully: it hands its leaderships over first.",
     "pause": "Freezes it (SIGSTOP), as a long pause of its machine would.",
-    "resume": "Lets it run on.",
+    "resume": "Resumes it.",
     "kill": "At once (SIGKILL), as a crash would. What was acknowledged is kept by the other replicas.",
 }
 _MOST_IN_GRID = 200
@@ -116,7 +116,7 @@ def _tiles(live: Live) -> None:
 
 async def _elect(desk: Desk) -> None:
     await confirm(
-        "Let the preferred leaders lead again?",
+        "Elect the preferred leaders?",
         "The preferred leader of a partition is the first of its replicas. Clients follow within moments; no record is "
         "moved, and where the preferred one is not in sync the leader stays.",
         desk.commands.elect_preferred(),

@@ -50,7 +50,7 @@ def show(desk: Desk) -> None:
             empty(
                 "cable",
                 "There is no Connect worker here",
-                "One can stand beside the cluster:",
+                "Start one beside the cluster:",
                 "headrace up --with connect",
             )
             return
@@ -182,7 +182,7 @@ def settings(desk: Desk, name: str, config: Mapping[str, str]) -> None:
     """The settings of a connector as JSON, to look at and to change."""
     with dialog(f"Settings of {name}", wide=True) as asking:
         text = _settings_field(config)
-        element("div", "muted", f"A setting that is taken out goes back to its default; {HIDDEN} stays as it is.")
+        element("div", "muted", f"A setting that you remove is reset to its default; {HIDDEN} keeps its value.")
         equal = EqualPanel()
         verdict = Verdict()
         with element("div", "row end"):

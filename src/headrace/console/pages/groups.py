@@ -87,7 +87,7 @@ def show(desk: Desk) -> None:
             widgets.search(live, lambda text: table.search(text))
             element("a", "link", "JSON", href="/api/groups", target="_blank")
         with element("section", "card"):
-            nothing = empty("groups", "No groups yet", "A group appears when somebody reads with a name. For example:",
+            nothing = empty("groups", "No groups yet", "A group appears when its first member joins. For example:",
                             "headrace consume TOPIC --group mine")  # fmt: skip
             table = Table(_LIST, lambda: [_row(g) for g in desk.now.groups.values()], key="group", sort="group")
             table.search(live.address.get("filter"))
@@ -194,8 +194,10 @@ def _lag_chart(desk: Desk, name: str, live: Live) -> None:
 
 
 def _owners(desk: Desk, name: str, live: Live) -> None:
-    with card("Who owned which partition") as made:
-        nothing = empty("compare_arrows", "Nobody has owned anything", "Ownership is written down while members read.")
+    with card("Partition ownership") as made:
+        nothing = empty(
+            "compare_arrows", "No ownership recorded yet", "Ownership is recorded while the group has members."
+        )
         chart = OwnerChart()
 
     def read(range_s: int) -> list[Ownership]:
@@ -216,7 +218,7 @@ def _offsets(desk: Desk, name: str, live: Live) -> None:
 
     with card("Partitions"):
         nothing = empty("pin", "No offsets are known",
-                        "The group has committed none, or no Python client can ask for those of its type.")  # fmt: skip
+                        "The group has committed none, or no Python client supports groups of this type.")  # fmt: skip
         table = Table(_OFFSETS, rows, key="place", sort="topic")
 
     @live
@@ -262,16 +264,13 @@ def _members(desk: Desk, name: str, live: Live) -> None:
                 "client": m.client_id,
                 "host": m.host,
                 "partitions": len(m.partitions),
-                "owns": ", ".join(f"{topic}/{partition}" for topic, partition in m.partitions[:40])
-                or "nothing: it is spare",
+                "owns": ", ".join(f"{topic}/{partition}" for topic, partition in m.partitions[:40]) or "none: idle",
             }
             for m in (group.members if group else None) or ()
         ]
 
     with card("Members"):
-        nothing = empty(
-            "person_off", "Nobody reads for this group now", "Its offsets stay; whoever joins goes on there."
-        )
+        nothing = empty("person_off", "The group has no members", "Its offsets stay; the next member continues there.")
         table = Table(_MEMBERS, rows, key="member", sort="client")
 
     @live
@@ -288,7 +287,7 @@ _WHERE = {
     "beginning": "the beginning",
     "end": "the end",
     "offset": "an offset",
-    "shift": "so many back or forth",
+    "shift": "a number of records back or forward",
     "time": "a time",
 }
 
@@ -345,7 +344,7 @@ def reset(desk: Desk, name: str) -> None:
             verdict.problem(result)
             return
         asking.close()
-        ui.notify(f"{name} goes on at the new offsets", type="positive", position="bottom-right")
+        ui.notify(f"{name} continues at the new offsets", type="positive", position="bottom-right")
 
     for widget in (kind, value, topics):
         widget.on_value_change(lambda _: changed())
@@ -381,7 +380,7 @@ def _plan_table(plan: tuple[PlannedOffset, ...]) -> None:
 async def _delete(desk: Desk, name: str) -> None:
     await confirm(
         f"Delete the group {name}?",
-        "Its committed offsets are gone then: whoever reads with this name begins anew.",
+        "Its committed offsets are deleted: a new group of this name starts over.",
         desk.commands.delete_group(name),
         lambda: desk.delete_group(name),
         action="Delete the group",

@@ -102,7 +102,8 @@ def _tiles(live: Live) -> None:
         )
         late = max((g.lag_s for g in now.groups.values() if g.lag_s), default=None)
         lag.show(
-            formatting.short_count(totals.lag), f"up to {formatting.span(late)} behind" if late else "nobody is behind"
+            formatting.short_count(totals.lag),
+            f"up to {formatting.span(late)} behind" if late else "no group is behind",
         )
         topics.show(formatting.count(totals.topics), formatting.plural(totals.partitions, "partition"))
         level: Literal["", "warn", "bad"] = "bad" if totals.offline else "warn" if totals.under_replicated else ""

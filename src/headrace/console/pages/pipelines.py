@@ -176,9 +176,13 @@ class _Card:
     async def _act(self, verb: Literal["start", "stop"]) -> None:
         name, desk = self.pipeline.name, self.desk
         text, work, done = {
-            "start": ("It runs in the background, in one Spark driver with the others.", pipelines.start, "runs"),
+            "start": (
+                "It runs in the background and shares one Spark driver with the others.",
+                pipelines.start,
+                "runs",
+            ),
             "stop": (
-                "It ends after the batch at work, and goes on from there the next time.",
+                "It stops after the current batch; its next run continues from there.",
                 pipelines.stop,
                 "stopped",
             ),
@@ -242,7 +246,7 @@ async def show_letters(desk: Desk, pipeline: PipelineView) -> None:
         place.clear()
         with place:
             if not found:
-                empty("mark_email_read", "No dead letters", f"Everything that {name} has read could be used.")
+                empty("mark_email_read", "No dead letters", f"{name} could use every record that it has read.")
             for group in found:
                 _group(desk, name, group)
 
@@ -260,7 +264,7 @@ def _group(desk: Desk, name: str, group: DeadLettersView) -> None:
                 again.set_enabled(not desk.read_only)
         element("div", text=group.reason)
         between = f"{formatting.moment(group.first_ms or -1)} to {formatting.moment(group.last_ms or -1)}"
-        told = f", {group.redriven:,} were redriven before" if group.redriven else ""
+        told = f", {group.redriven:,} already redriven" if group.redriven else ""
         element("div", "muted", f"{formatting.size(group.size_bytes)}, {between}{told}")
         for sample in group.samples:
             element("div", "muted", f"{sample.origin}: {sample.words}", style="margin-top: 8px")

@@ -56,9 +56,9 @@ _STARTS = {"end": "Newest", "beginning": "Oldest", "offset": "From offset", "tim
 _FATES = {
     "committed": "read_committed consumers get it",
     "aborted": "its transaction was aborted: read_committed consumers never see it",
-    "open": "its transaction has not ended: read_committed consumers wait before it",
+    "open": "its transaction has not ended: read_committed consumers wait for it",
     "control": "a marker that ends a transaction: no consumer sees it",
-    "unknown": "not told",
+    "unknown": "the broker did not report it",
 }
 _LIMITS = [25, 50, 100, 250, 500]
 _TAIL_ROWS = 200
@@ -81,7 +81,7 @@ def show(desk: Desk, name: str | None = None) -> None:
             if name and not desk.read_only:
                 button("Produce", lambda: produce(desk, name), kind="primary", icon="send")
         if name is None:
-            empty("receipt_long", "Choose a topic", "Its newest records appear here, and everything that follows them.")
+            empty("receipt_long", "Choose a topic", "Its newest records appear here, and new ones as they are written.")
         else:
             found = once_known(live, lambda now: name in now.topics, lambda: no_topic(name))
             found(lambda: browse(desk, name, live))
@@ -204,7 +204,7 @@ class _Browsing:
             number = "all" if asked.partition is None else str(asked.partition)
             self.partition = select("Partition", {"all": "All", number: number.capitalize()}, number)
             self.partition.style("min-width: 110px; flex: 0 1 120px")
-            start = select("Begin with", _STARTS, asked.start).style("flex: 0 1 150px")
+            start = select("Start at", _STARTS, asked.start).style("flex: 0 1 150px")
             at = widgets.field("Offset or time", asked.at).props('placeholder="1500, 2026-05-01T12:00, -15min"')
             at.style("flex: 0 1 220px")
             at.set_visibility(asked.start in {"offset", "time"})
@@ -302,9 +302,9 @@ class _Browsing:
         self.nothing.set_visibility(not found.records)
         told = formatting.plural(len(found.records), "record")
         if query.filtered:
-            told += f" of {found.looked_at:,} looked at"
+            told += f" of {found.looked_at:,} scanned"
             if not found.complete:
-                told += "; time was up: go on with Older or Newer"
+                told += "; timed out: continue with Older or Newer"
         if found.silent:
             told += f"; partition {', '.join(map(str, found.silent))} has no leader that answers"
         for lost in found.damaged:
@@ -419,7 +419,7 @@ def look_into(record: BrowsedRecord) -> None:
     with dialog(f"{record.topic} / {record.partition} / {record.offset:,}", wide=True) as made:
         rows = [
             ("Time", f"{formatting.moment(record.timestamp_ms, with_zone=True)} ({record.timestamp_type} time)"),
-            ("Fate", f"{record.mark}: {_FATES[record.mark]}" + ("" if record.sure else " (as far as was looked)")),
+            ("Fate", f"{record.mark}: {_FATES[record.mark]}" + ("" if record.sure else " (as far as scanned)")),
             ("Size", f"{formatting.size(record.size_bytes)} ({record.size_bytes:,} bytes of key and value)"),
         ]
         if record.batch is not None:
@@ -509,7 +509,7 @@ def produce(desk: Desk, topic: str) -> None:
             partition = select("Partition", partitions, "")
         value = ui.textarea("Value").props("outlined dense stack-label autofocus rows=6").classes("mono")
         headers = widgets.field("Headers").props('placeholder="source=console, kind=test"')
-        null = ui.switch("null: a tombstone, which deletes the key where a topic is compacted").props("dense")
+        null = ui.switch("null: a tombstone, which deletes the key in a compacted topic").props("dense")
         equal = EqualPanel()
         verdict = Verdict()
         with element("div", "row end"):

@@ -60,7 +60,7 @@ def show(desk: Desk) -> None:
 
     with page("Schemas", desk.now.registry) as side:
         if desk.target.registry is None:
-            empty("schema", "There is no schema registry here", "One can stand beside the cluster:",
+            empty("schema", "There is no schema registry here", "Start one beside the cluster:",
                   "headrace up --with registry")  # fmt: skip
             return
         with side:
@@ -72,7 +72,7 @@ def show(desk: Desk) -> None:
         with element("section", "card"):
             nothing = empty("schema", "No subjects yet", "Register the first schema with the button above, or:",
                             "headrace schema register rides-value ride.avsc")  # fmt: skip
-            away = empty("cloud_off", "The registry does not answer", "What it knows is shown when it is back:",
+            away = empty("cloud_off", "The registry does not answer", "Its schemas are shown when it is back:",
                          "headrace start registry")  # fmt: skip
             table = Table(_LIST, rows, key="subject", sort="subject")
             table.search(live.address.get("filter"))
@@ -179,7 +179,7 @@ def register(desk: Desk, subject: str) -> None:
             verdict.problem(found)
         elif found.compatible:
             against = f"version {', '.join(map(str, found.against))}" if found.against else "a new subject"
-            verdict.good(f"the subject would take it: {found.level} compatible with {against}")
+            verdict.good(f"the subject would accept it: {found.level} compatible with {against}")
         else:
             why = "; ".join(found.breaks) or None
             hint = "; or ".join(found.remedies) or None
@@ -233,7 +233,7 @@ def _level(desk: Desk, subject: str) -> None:
 async def _delete(desk: Desk, subject: str) -> None:
     await confirm(
         f"Delete the subject {subject}?",
-        "Softly: its ids go on working, so that records stay readable; the subject takes a new first version.",
+        "A soft delete: its ids stay valid, so records stay readable; the subject accepts a new first version.",
         desk.commands.delete_subject(subject),
         lambda: desk.delete_subject(subject),
         action="Delete the subject",

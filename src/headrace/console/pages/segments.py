@@ -28,7 +28,7 @@ _BATCHES = (
     Column("offsets", "Offsets", "mono", sortable=False),
     Column("records", "Records", "number", sortable=False),
     Column("size", "Bytes", "number", sortable=False),
-    Column("each", "A record costs", "number", sortable=False),
+    Column("each", "Bytes per record", "number", sortable=False),
     Column("codec", "Codec", "tag", sortable=False),
     Column("ratio", "Ratio", "number", sortable=False, wide=True),
     Column("producer", "Producer", "mono", sortable=False, wide=True),
@@ -53,7 +53,7 @@ class _Storage:
         self.local = storage.has_files(desk)
         with box("stack"):
             with box("tiles"):
-                self.files, self.cost = Tile("Segments"), Tile("A record costs")
+                self.files, self.cost = Tile("Segments"), Tile("Bytes per record")
                 self.codec, self.size = Tile("Codec"), Tile("Batch")
             with card("Segments" if self.local else "Segments are files of another machine") as made:
                 self.verdict = Verdict()
@@ -117,12 +117,12 @@ class _Storage:
         size = sum(batch.size_bytes for batch in batches)
         if not records:
             return
-        self.cost.show(formatting.size(size / records), f"of {formatting.plural(records, 'record')} looked at")
+        self.cost.show(formatting.size(size / records), f"of {formatting.plural(records, 'record')} read")
         self.size.show(formatting.size(size / len(batches)), f"{records / len(batches):,.1f} records each")
         codecs = sorted({batch.codec for batch in batches})
         plain = [batch for batch in batches if batch.plain_bytes]
         ratio = sum(b.plain_bytes or 0 for b in plain) / max(1, sum(b.size_bytes for b in plain)) if plain else None
-        self.codec.show(", ".join(codecs), f"{ratio:.2f} times smaller" if ratio else "ratio not known from here")
+        self.codec.show(", ".join(codecs), f"{ratio:.2f} times smaller" if ratio else "ratio unknown")
 
     def _segment_rows(self) -> list[Row]:
         return [

@@ -15,7 +15,7 @@ from headrace.monitor.events import Event
 _KINDS = {
     "broker": "brokers", "controller": "controller", "leader": "leaders", "isr": "ISR", "topic": "topics",
     "group": "groups", "member": "members", "ownership": "ownership", "connector": "connectors", "schema": "schemas",
-    "pipeline": "pipelines", "node": "nodes", "console": "the watch",
+    "pipeline": "pipelines", "node": "nodes", "console": "console",
 }  # fmt: skip
 _LINES = (
     ("records in", "in", BLUE),

@@ -51,7 +51,7 @@ _PARTITIONS = (
     Column("end", "End", "number"),
     Column("offsets", "Offsets", "number"),
     Column("bytes", "Bytes", "number"),
-    Column("copies", "Bytes of each copy", "mono", wide=True),
+    Column("copies", "Bytes of each replica", "mono", wide=True),
 )
 _TABS = ("Partitions", "Records", "Settings", "Readers", "Segments", "Events")
 _READERS = (
@@ -98,7 +98,7 @@ def _tabs(desk: Desk, name: str, live: Live) -> None:
         with ui.tab_panel("Segments"):
             segments.show(desk, name)
         with ui.tab_panel("Events"), card():
-            events = EventList(most=100, long_time=True, nothing="Nothing has happened to this topic.")
+            events = EventList(most=100, long_time=True, nothing="No events for this topic.")
             live.past(lambda: desk.history.events(topic=name, most=100), events.show)
 
 
@@ -137,10 +137,10 @@ def _tiles(desk: Desk, name: str, live: Live) -> None:
             return
         flow_in.show(formatting.rate(topic.in_per_s), formatting.byte_rate(topic.in_bytes_per_s))
         out.show(formatting.rate(topic.out_per_s), "read by groups")
-        stored.show(formatting.size(topic.size_bytes), f"{formatting.size(topic.stored_bytes)} with all copies")
+        stored.show(formatting.size(topic.size_bytes), f"{formatting.size(topic.stored_bytes)} with all replicas")
         held.show(formatting.count(topic.offsets), _in_records(topic, counted))
         text, kind = health(topic)
-        note = f"{formatting.plural(len(topic.partitions), 'partition')}, {topic.replication} copies"
+        note = f"{formatting.plural(len(topic.partitions), 'partition')}, {topic.replication} replicas"
         replicas.show(text, note, kind if kind in {"warn", "bad"} else "")
 
     traces(live, "topic", name, {"in": flow_in, "out": out, "bytes": stored})
@@ -208,7 +208,7 @@ def _settings(desk: Desk, name: str) -> None:
     columns = (
         Column("setting", "Setting", "mono"),
         Column("value", "Value", "clip"),
-        Column("source", "Comes from"),
+        Column("source", "Source"),
         Column("default", "Kafka's default", "clip", wide=True),
     )
     chosen: dict[str, Any] = {"all": False, "found": None}
@@ -279,8 +279,8 @@ def _readers(desk: Desk, name: str, live: Live) -> None:
         ]  # fmt: skip
         return found
 
-    with card("Who reads it"):
-        nothing = empty("groups", "Nobody reads this topic yet",
+    with card("Consumers"):
+        nothing = empty("groups", "No consumers yet",
                         "Groups, pipelines and sink connectors appear here as soon as they read. For example:",
                         f"headrace consume {name} --group mine")  # fmt: skip
         table = Table(_READERS, rows, key="reader")
@@ -307,7 +307,7 @@ def _alter(desk: Desk, name: str) -> None:
                           "order only within each of the two times.")  # fmt: skip
         warning.set_visibility(False)
         custom = element("div", "stack tight")
-        element("div", "muted", "A setting without a value goes back to its default.")
+        element("div", "muted", "A setting without a value is reset to its default.")
         with element("div", "row"):
             button("Add a setting", lambda: add_setting(), icon="tune")
         equal = EqualPanel()
@@ -361,7 +361,7 @@ async def _clean(desk: Desk, name: str) -> None:
     numbers = [p.partition for p in topic.partitions] if topic else []
     await confirm(
         f"Delete all records of {name}?",
-        f"{_held(topic)}: gone for every reader. The topic and its settings stay; offsets go on from there.",
+        f"{_held(topic)}: deleted for every reader. The topic and its settings stay; offsets continue from there.",
         desk.commands.clean_topic(name, numbers),
         lambda: desk.clean_topic(name),
         action="Delete the records",
@@ -375,7 +375,7 @@ async def _delete(desk: Desk, name: str) -> None:
 
     await confirm(
         f"Delete the topic {name}?",
-        f"{_held(desk.now.topics.get(name))}: gone, and the topic with them. Nothing brings them back.",
+        f"{_held(desk.now.topics.get(name))}: deleted with the topic. This cannot be undone.",
         desk.commands.delete_topic(name),
         work,
         action="Delete the topic",

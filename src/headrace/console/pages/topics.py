@@ -138,11 +138,11 @@ def create_topic(desk: Desk) -> None:
         with element("div", "fields"):
             name = field("Name", validation=_name_problem).props("autofocus").classes("whole")
             partitions = number("Partitions", 3, min=1, max=100_000)
-            replication = number("Copies of each (replication)", min(3, brokers) or 1, min=1, max=max(1, brokers))
+            replication = number("Replicas of each (replication)", min(3, brokers) or 1, min=1, max=max(1, brokers))
         custom = element("div", "stack tight")
         with element("div", "row"):
             button("Add a setting", lambda: add_setting(), icon="tune")
-            element("span", "muted", "Without settings the brokers' defaults hold.")
+            element("span", "muted", "Without settings, the brokers' defaults apply.")
         equal = EqualPanel()
         verdict = Verdict()
         with element("div", "row end"):
