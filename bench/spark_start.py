@@ -83,12 +83,12 @@ def _wait_for_archive() -> None:
     from headrace.runtime.archive import ClassArchive
     from headrace.runtime.jars import JarCache, default_cache
     from headrace.runtime.java import find_java
-    from headrace.runtime.spark import class_path
+    from headrace.runtime.spark import spark_class_path
     from headrace.runtime.waiting import eventually
 
     java, jars = find_java(), JarCache(default_cache())
     eventually(lambda: not (jars.root / "archives" / "spark-builder" / "process.json").exists(), 600, every_s=0.5)
-    expect(ClassArchive(jars.root, "spark", java, class_path(jars, java)).exists, "no class archive was made")
+    expect(ClassArchive(jars.root, "spark", java, spark_class_path(jars, java)).exists, "no class archive was made")
 
 
 # -- one start, in a process of its own -----------------------------------------------------------------------------

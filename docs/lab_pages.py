@@ -16,7 +16,7 @@ from pathlib import Path
 
 from headrace.home import Home
 from headrace.labs.report import duration, entry_markdown, table_markdown
-from headrace.labs.result import Entry, LabResult, kept, result_folder
+from headrace.labs.result import Entry, LabResult, kept_results, result_folder
 
 DOCS = Path(__file__).parent
 PICTURES = DOCS / "pictures"
@@ -27,7 +27,7 @@ def fill(page: Path, home: Home) -> None:
     """The page tells the runs that are kept under the home."""
 
     def told(found: re.Match[str]) -> str:
-        results = list(kept(home, (found[2],)))
+        results = list(kept_results(home, (found[2],)))
         if not results:
             return found[0]
         if results[0].verdict != "green":

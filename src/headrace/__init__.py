@@ -10,7 +10,7 @@ These names are the public API; docs/api.md describes each. They load nothing he
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
@@ -51,6 +51,34 @@ if TYPE_CHECKING:
     from headrace.transport.shaping import Shaping
     from headrace.transport.topics import NewTopic
     from headrace.transport.transactions import transaction
+else:
+    from headrace.lazy import lazy_exports
+
+    __getattr__ = lazy_exports(__name__, {
+        "cluster": ["Cluster"],
+        "errors": ["AlreadyExists", "CodecError", "ConfigError", "Failed", "HeadraceError", "Incompatible",
+            "NodeFailed", "NotAllowed", "NotFound", "SetupError", "TimedOut", "Unreachable", "UsageError"],
+        "pipeline.pipeline": ["Pipeline", "RunReport"],
+        "pipeline.tables": ["Query", "read_table"],
+        "transport.admin": ["Admin"],
+        "transport.client": ["Connection"],
+        "transport.codec": ["open_codec"],
+        "transport.connectors": ["Connectors"],
+        "transport.consume": ["consume", "consume_arrow"],
+        "transport.groups": ["Groups", "ResetTo"],
+        "transport.inputs": ["InputOptions"],
+        "transport.offsets": ["Start", "Until"],
+        "transport.pace": ["Pace"],
+        "transport.partitioner": ["partition_of"],
+        "transport.plot": ["Scatter", "Series"],
+        "transport.produce": ["ProduceOptions", "ProduceReport", "produce"],
+        "transport.reading": ["ConsumeOptions"],
+        "transport.records": ["Filter", "Record"],
+        "transport.schemas": ["Registry", "Schema"],
+        "transport.shaping": ["Shaping"],
+        "transport.topics": ["NewTopic"],
+        "transport.transactions": ["transaction"],
+    })  # fmt: skip
 
 __all__ = [
     "Admin",
@@ -99,58 +127,3 @@ __all__ = [
     "read_table",
     "transaction",
 ]
-
-_MODULES = {
-    "Cluster": "headrace.cluster",
-    "AlreadyExists": "headrace.errors",
-    "CodecError": "headrace.errors",
-    "ConfigError": "headrace.errors",
-    "Failed": "headrace.errors",
-    "HeadraceError": "headrace.errors",
-    "Incompatible": "headrace.errors",
-    "NodeFailed": "headrace.errors",
-    "NotAllowed": "headrace.errors",
-    "NotFound": "headrace.errors",
-    "SetupError": "headrace.errors",
-    "TimedOut": "headrace.errors",
-    "Unreachable": "headrace.errors",
-    "UsageError": "headrace.errors",
-    "Pipeline": "headrace.pipeline.pipeline",
-    "RunReport": "headrace.pipeline.pipeline",
-    "Query": "headrace.pipeline.tables",
-    "read_table": "headrace.pipeline.tables",
-    "Admin": "headrace.transport.admin",
-    "Connection": "headrace.transport.client",
-    "open_codec": "headrace.transport.codec",
-    "Connectors": "headrace.transport.connectors",
-    "consume": "headrace.transport.consume",
-    "consume_arrow": "headrace.transport.consume",
-    "Groups": "headrace.transport.groups",
-    "ResetTo": "headrace.transport.groups",
-    "InputOptions": "headrace.transport.inputs",
-    "Start": "headrace.transport.offsets",
-    "Until": "headrace.transport.offsets",
-    "Pace": "headrace.transport.pace",
-    "partition_of": "headrace.transport.partitioner",
-    "Scatter": "headrace.transport.plot",
-    "Series": "headrace.transport.plot",
-    "ProduceOptions": "headrace.transport.produce",
-    "ProduceReport": "headrace.transport.produce",
-    "produce": "headrace.transport.produce",
-    "ConsumeOptions": "headrace.transport.reading",
-    "Filter": "headrace.transport.records",
-    "Record": "headrace.transport.records",
-    "Registry": "headrace.transport.schemas",
-    "Schema": "headrace.transport.schemas",
-    "Shaping": "headrace.transport.shaping",
-    "NewTopic": "headrace.transport.topics",
-    "transaction": "headrace.transport.transactions",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        from importlib import import_module
-
-        return getattr(import_module(_MODULES[name]), name)
-    raise AttributeError(f"module 'headrace' has no attribute {name!r}")

@@ -64,7 +64,7 @@ def pytest_configure_node(node: Any) -> None:
 
 def _own_folder(config: pytest.Config) -> Path:
     """The folder of the cluster, made once; when this process of pytest ends, nothing runs there and it is removed."""
-    from headrace.runtime.process import ended_like_ctrl_c
+    from headrace.runtime import ended_like_ctrl_c
 
     if _FOLDER not in config.stash:
         config.stash[_FOLDER] = Path(tempfile.mkdtemp(prefix="headrace-test-"))

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from headrace.cluster import Cluster
-from headrace.runtime.jars import version_of
+from headrace.runtime.jars import locked_version
 from tests.conftest import Done, Headrace, processes_of, take_down
 from tests.records import read, write
 
@@ -169,7 +169,7 @@ def test_a_cluster_of_another_kafka_version(run: Headrace, copy: Path) -> None:
     plan = copy / "cluster.json"
     document = json.loads(plan.read_text(encoding="utf-8"))
     plan.write_text(json.dumps({**document, "kafka_version": "3.9.0"}), encoding="utf-8")
-    ours = version_of("kafka_2.13")
+    ours = locked_version("kafka_2.13")
     for verb in (("up",), ("start", "1")):
         done = run(*verb, home=copy)
         problem = f"the cluster in {copy} was written by Kafka 3.9.0, this headrace runs {ours}"

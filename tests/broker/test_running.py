@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.cluster import Cluster
 from headrace.errors import Unreachable
-from headrace.runtime.jars import lock
+from headrace.runtime.jars import jar_lock
 from headrace.runtime.waiting import eventually
 from headrace.transport.admin import Admin
 from tests.conftest import Headrace, processes_of
@@ -74,7 +74,7 @@ def test_a_broker_loads_the_locked_codecs(home: Path, headrace_cluster: Cluster,
     [leader] = leaders(headrace_cluster.bootstrap, topic).values()
     [broker] = [p for p in processes_of(home) if any(word.endswith(f"broker-{leader}") for word in p.cmdline())]
     opened = {Path(file.path).name for file in broker.open_files() if file.path.endswith(".jar")}
-    assert opened == {artifact.file_name for artifact in lock()["kafka"]}
+    assert opened == {artifact.file_name for artifact in jar_lock()["kafka"]}
     mapped = " ".join(each.path for each in broker.memory_maps())
     assert "-libsnappyjava.so" in mapped
     assert "liblz4-java" in mapped

@@ -15,7 +15,7 @@ from headrace.home import Home
 from headrace.labs import every_lab, find_lab
 from headrace.labs.clusters import Clusters
 from headrace.labs.lab import Lab
-from headrace.labs.result import Entry, LabResult, labs_folder
+from headrace.labs.result import Entry, LabResult
 from headrace.labs.runner import RunOptions, run_labs
 from headrace.labs.workbench import Workbench
 from headrace.runtime.waiting import eventually
@@ -133,7 +133,7 @@ def test_nothing_is_left_on_the_cluster(headrace_cluster: Cluster, results: dict
 
 
 def test_reports_lie_under_the_home(headrace_cluster: Cluster, results: dict[str, LabResult]) -> None:
-    folder = labs_folder(Home(headrace_cluster.home.root))
+    folder = headrace_cluster.home.labs
     page = (folder / "report.html").read_text()
     assert all(f'id="{name}"' in page for name in results)
     assert (folder / "iris" / "scatter.light.svg").is_file()

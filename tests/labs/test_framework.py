@@ -25,15 +25,15 @@ from headrace.cli import cli
 from headrace.cluster import Cluster
 from headrace.errors import Failed, NodeFailed, TimedOut, Unreachable, UsageError
 from headrace.home import Home
-from headrace.labs import NAMES, Needs, clusters, every_lab, find_lab, runner
+from headrace.labs import NAMES, clusters, every_lab, find_lab, runner
 from headrace.labs import lab as lab_module
 from headrace.labs.consoles import SharedConsoles
 from headrace.labs.expect import anything_but, at_least, at_most, between, contains, holds, one_of, shown
 from headrace.labs.experiments.transactions import falls_both_ways
-from headrace.labs.lab import DOCUMENTS, Lab, require_valid
+from headrace.labs.lab import DOCUMENTS, Lab, Needs, require_valid
 from headrace.labs.load import Load
 from headrace.labs.report import to_html, to_markdown, totals, write_reports
-from headrace.labs.result import Entry, LabResult, Trouble, kept, result_folder, save
+from headrace.labs.result import Entry, LabResult, Trouble, kept_results, result_folder, save
 from headrace.labs.runner import ordered
 from headrace.labs.workbench import Stopped, TooBusy, Workbench
 from headrace.runtime.waiting import NotYet, eventually
@@ -235,7 +235,7 @@ def run_alone(home: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[Workbe
     listener: Any = SimpleNamespace(began=lambda *_: None, told=lambda *_: None, ended=lambda *_: None)
     with suppress(KeyboardInterrupt):
         runner.run_labs(Home(home), [Lab("S0", ("S0.1",), act)], runner.RunOptions(), listener)
-    (result,) = kept(Home(home), ("made",))
+    (result,) = kept_results(Home(home), ("made",))
     return result
 
 
@@ -294,7 +294,7 @@ def test_a_lab_that_does_not_stop_in_time_says_that_it_was_interrupted(
     listener: Any = SimpleNamespace(began=lambda *_: None, told=lambda *_: None, ended=lambda *_: None)
     with pytest.raises(KeyboardInterrupt):
         runner.run_labs(Home(tmp_path), labs, runner.RunOptions(), listener)
-    found = {one.name: one.reason for one in kept(Home(tmp_path), ("concurrent", "quickstart"))}
+    found = {one.name: one.reason for one in kept_results(Home(tmp_path), ("concurrent", "quickstart"))}
     deaf.set()
     assert found == dict.fromkeys(("concurrent", "quickstart"), "it was interrupted")
     assert not left.exists()
@@ -372,7 +372,7 @@ def test_results_are_kept_and_read_back(bench: Workbench, tmp_path: Path) -> Non
     made = result_of(bench)
     result_folder(home, "keys").mkdir(parents=True)
     save(home, made)
-    assert list(kept(home, NAMES)) == [made]
+    assert list(kept_results(home, NAMES)) == [made]
     stored = json.loads((result_folder(home, "keys") / "result.json").read_text())
     assert stored["verdict"] == "green"
 

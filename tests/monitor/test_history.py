@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.monitor.events import Event
-from headrace.monitor.history import History, Point, as_json
+from headrace.monitor.history import History, Point, points_as_json
 
 NOW = 1_800_000_000.0
 KEY = ("topic", "orders", "in")
@@ -178,4 +178,4 @@ def test_ownership_is_a_time_with_an_end(make: Callable[..., History]) -> None:
 
 
 def test_points_as_json_name_their_time() -> None:
-    assert as_json([(0, 5.0)]) == [{"timestamp": "1970-01-01T00:00:00.000+00:00", "value": 5.0}]
+    assert points_as_json([(0, 5.0)]) == [{"timestamp": "1970-01-01T00:00:00.000+00:00", "value": 5.0}]

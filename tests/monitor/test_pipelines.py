@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from headrace.home import Home
-from headrace.monitor import metrics
+from headrace.monitor import prometheus_text
 from headrace.monitor.pipelines import PipelineWatch
 from headrace.monitor.snapshot import PartitionView, PipelineView, Snapshot, TopicView
 from headrace.transport.client import Connection
@@ -48,7 +48,7 @@ def test_a_pipeline_that_never_ran_has_everything_before_it(tmp_path: Path) -> N
     assert (found.state, found.lag, found.lag_s, found.ledger) == ("never run", 8, 12.0, None)
     assert [(o.partition, o.offset, o.end, o.lag) for o in found.offsets] == [(0, None, 5, 3), (1, None, 7, 5)]
     assert (found.sources, found.steps, found.sinks) == (("orders",), ("decode text",), ("delta tables/orders",))
-    lines = metrics.text(snapshot(found)).splitlines()
+    lines = prometheus_text(snapshot(found)).splitlines()
     assert 'headrace_pipeline_lag{pipeline="right",topic="orders",partition="1"} 5' in lines
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.cluster import Cluster
-from headrace.monitor import metrics
+from headrace.monitor import prometheus_text
 from headrace.monitor.history import History
 from headrace.monitor.look import Looker, Target
 from headrace.monitor.sampler import Sampler
@@ -222,7 +222,7 @@ def test_the_page_for_prometheus_can_be_read_line_by_line(
 ) -> None:
     topic = headrace_topic()
     produce(headrace_cluster, topic, ["a", "b", "c"])
-    text = metrics.text(look(sampler))
+    text = prometheus_text(look(sampler))
     line = re.compile(r'[a-z_]+(\{[a-z]+="(\\.|[^"\\])*"(,[a-z]+="(\\.|[^"\\])*")*\})? -?[0-9.e+-]+')
     for each in text.splitlines():
         assert each.startswith("#") or line.fullmatch(each), each

@@ -19,7 +19,7 @@ from headrace.runtime.archive import ClassArchive
 from headrace.runtime.jars import JarCache, default_cache
 from headrace.runtime.java import Java, find_java
 from headrace.runtime.process import Supervised, plain_environment
-from headrace.runtime.spark import JVM_FLAGS, class_path, pyspark_folder
+from headrace.runtime.spark import SPARK_JVM_FLAGS, pyspark_folder, spark_class_path
 from headrace.runtime.waiting import eventually
 
 _VECTOR = "--add-modules=jdk.incubator.vector"
@@ -64,10 +64,10 @@ def _process(folder: Path, java: Java, java_home: Path, main: str, words: list[s
     folder.mkdir(parents=True)
     process = Supervised(folder)
     cache = default_cache()
-    archive = ClassArchive(cache, "spark", java, class_path(JarCache(cache), java))
+    archive = ClassArchive(cache, "spark", java, spark_class_path(JarCache(cache), java))
     shared = archive.jvm_flags(folder / "classes.lst") if archive.exists else []
     argv = [
-        str(java.executable), *JVM_FLAGS, *shared, "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+        str(java.executable), *SPARK_JVM_FLAGS, *shared, "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
         f"-Djava.io.tmpdir={folder}", process.marker, "-cp", archive.classpath, f"org.apache.spark.deploy.{main}",
         *words,
     ]  # fmt: skip

@@ -15,7 +15,7 @@ import pytest
 from headrace.errors import UsageError
 from headrace.pipeline import session
 from headrace.pipeline.session import SessionSpec, start_spark
-from headrace.runtime.jars import lock
+from headrace.runtime.jars import jar_lock
 from headrace.runtime.process import Supervised
 from headrace.runtime.waiting import eventually
 from tests.conftest import processes_of
@@ -50,7 +50,7 @@ def test_delta_kafka_and_avro_are_there(spark: SparkSession, tmp_path: Path) -> 
     ],
 )
 def test_patched_libraries_stand_in_for_sparks_own(spark: SparkSession, artifact: str, name: str) -> None:
-    [patched] = [each for each in lock()["spark"] if each.name == artifact]
+    [patched] = [each for each in jar_lock()["spark"] if each.name == artifact]
     loaded = spark._jvm.java.lang.Class.forName(name).getProtectionDomain().getCodeSource().getLocation()
     assert Path(loaded.getPath()).name == patched.file_name
 

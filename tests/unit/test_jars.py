@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from headrace.errors import SetupError
-from headrace.runtime.jars import Artifact, JarCache, default_cache, lock, parse_lock
+from headrace.runtime.jars import Artifact, JarCache, default_cache, jar_lock, parse_lock
 from headrace.runtime.java import Java, find_java
 from headrace.runtime.waiting import eventually
 from tests.conftest import Headrace
@@ -40,7 +40,7 @@ def jar(java: Java) -> Path:
 
 @pytest.fixture
 def locked() -> Artifact:
-    [artifact] = lock()["tools"]
+    [artifact] = jar_lock()["tools"]
     return artifact
 
 
@@ -99,7 +99,7 @@ def installed(cache: Path) -> list[str]:
 
 
 def test_the_lock_is_whole() -> None:
-    sets = lock()
+    sets = jar_lock()
     assert {"kafka", "tools"} <= set(sets)
     artifacts = [artifact for each in sets.values() for artifact in each]
     for artifact in artifacts:
@@ -142,7 +142,7 @@ def test_a_damaged_jar_is_noticed_and_repaired(cache: Path, mirror: Mirror, java
         path.unlink()
     else:
         path.write_bytes(b"\0" * len(whole) if damage == "changed" else whole[:1000])
-    assert jars_of(cache, mirror).missing(lock()["tools"])
+    assert jars_of(cache, mirror).missing(jar_lock()["tools"])
     jars_of(cache, mirror).classpath("tools", java)
     assert path.read_bytes() == whole
 
@@ -153,7 +153,7 @@ def test_a_good_jar_whose_record_is_lost_is_verified_not_fetched(cache: Path, mi
     words = Words()
     jars_of(cache, mirror, words).classpath("tools", java)
     assert words.said == []
-    assert not jars_of(cache, mirror).missing(lock()["tools"])
+    assert not jars_of(cache, mirror).missing(jar_lock()["tools"])
 
 
 def test_a_wrong_checksum_installs_nothing(cache: Path, mirror: Mirror, java: Java, locked: Artifact) -> None:
@@ -179,7 +179,7 @@ def test_no_network_and_an_empty_cache(cache: Path, mirror: Mirror, run: Headrac
     mirror.points_at("http://127.0.0.1:1/")
     done = run("up", env={"HEADRACE_CACHE": str(cache), "HEADRACE_IVY_SETTINGS": str(mirror.settings)})
     assert done.code == 3
-    assert f"error: {len(lock()['kafka'])} of {len(lock()['kafka'])} files could not be fetched" in done.err
+    assert f"error: {len(jar_lock()['kafka'])} of {len(jar_lock()['kafka'])} files could not be fetched" in done.err
     assert "why: ConnectException: Connection refused" in done.err
     assert "try: check the network; behind a mirror set runtime.ivy_settings" in done.err
     assert installed(cache) == []

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import re
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
 
+import headrace
 import headrace.cli
 from headrace.cli.app import Root, cli
 from tests.conftest import Headrace
@@ -71,4 +75,24 @@ def test_a_command_does_not_load_the_others() -> None:
 def test_the_package_opens_without_its_rooms() -> None:
     code = "import sys, headrace; print([m for m in sys.modules if m.startswith('headrace.')], headrace.__version__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("[] ")
+    assert done.stdout.startswith("['headrace.lazy'] ")
+
+
+@pytest.mark.parametrize("room", ["cluster", "console", "labs", "monitor", "runtime", "samples"])
+def test_a_room_exports_the_names_that_other_rooms_import(room: str) -> None:
+    """That nothing else of it is imported, import-linter checks (pyproject.toml)."""
+    door = importlib.import_module(f"headrace.{room}")
+    assert set(door.__all__) == _imported_from(room)
+    for name in door.__all__:
+        assert not isinstance(getattr(door, name), ModuleType)
+    with pytest.raises(AttributeError, match=f"module 'headrace.{room}' has no attribute 'nothing'"):
+        _ = door.nothing
+
+
+def _imported_from(room: str) -> set[str]:
+    """The names that the rest of the package imports from the room."""
+    source = Path(headrace.__file__).parent
+    others = [path for path in source.rglob("*.py") if not path.is_relative_to(source / room)]
+    nodes = [node for path in others for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module == f"headrace.{room}"]
+    return {alias.name for node in froms for alias in node.names}

@@ -59,7 +59,7 @@ def test_ports_lent_to_outgoing_connections_come_last(
 
 def test_a_console_takes_no_port_of_a_cluster_that_sleeps(tmp_path: Path, cache: Path) -> None:
     reserved = ports.choose(a_home(tmp_path / "asleep"), cache, 3, None)
-    assert ports.choose_once(cache, reserved[0]) not in {*reserved, 9092, 19092, 29092}
+    assert ports.free_port(cache, reserved[0]) not in {*reserved, 9092, 19092, 29092}
     (port,) = ports.choose_for_service(a_home(tmp_path / "other"), cache, reserved[1], 1)
     assert port not in {*reserved, 9092, 19092, 29092}
 

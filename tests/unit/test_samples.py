@@ -14,8 +14,9 @@ import fastavro
 import pytest
 
 from headrace.errors import UsageError
-from headrace.samples import RIDE_VERSIONS, Format, Sample, breadcrumbs, customers, iris, ride_schema, taxi
-from headrace.samples.breadcrumbs import KINDS
+from headrace.samples import RIDE_VERSIONS, Sample, breadcrumbs, customers, iris, ride_schema, taxi
+from headrace.samples.breadcrumb import KINDS
+from headrace.samples.sample import Format
 from headrace.transport.inputs import InputOptions, RecordReader, Shape
 from tests.conftest import Headrace
 

@@ -7,16 +7,16 @@ import sys
 import zipfile
 from pathlib import Path
 
-from headrace.runtime.jars import JarCache, default_cache, lock
+from headrace.runtime.jars import JarCache, default_cache, jar_lock
 from headrace.runtime.java import find_java
-from headrace.runtime.spark import artifact_name, class_path, pyspark_folder, pyspark_jars
+from headrace.runtime.spark import artifact_name, pyspark_folder, pyspark_jars, spark_class_path
 from tests.conftest import Headrace
 
 
 def test_a_pipeline_needs_less_than_all_jars() -> None:
     cache = JarCache(default_cache())
-    lean, every = (class_path(cache, find_java(), every=every) for every in (False, True))
-    own = [artifact.file_name for artifact in lock()["spark"]]
+    lean, every = (spark_class_path(cache, find_java(), every=every) for every in (False, True))
+    own = [artifact.file_name for artifact in jar_lock()["spark"]]
     assert [jar.name for jar in lean[: len(own)]] == own
     names = [artifact_name(jar) for jar in every]
     for patched in ("lz4-java", "jackson-core", "jackson-databind", "jackson-module-scala_2.13", "snappy-java"):
@@ -31,14 +31,14 @@ def test_a_pipeline_needs_less_than_all_jars() -> None:
 
 
 def test_no_jar_on_the_class_path_is_signed() -> None:
-    for jar in class_path(JarCache(default_cache()), find_java(), every=True):
+    for jar in spark_class_path(JarCache(default_cache()), find_java(), every=True):
         with zipfile.ZipFile(jar) as file:
             signatures = [name for name in file.namelist() if name.startswith("META-INF/") and name.endswith(".SF")]
         assert not signatures, f"{jar.name} is signed: it would stay out of class archives"
 
 
 def test_an_unsigned_copy_has_all_classes() -> None:
-    [copy] = [p for p in class_path(JarCache(default_cache()), find_java()) if p.name.startswith("janino-")]
+    [copy] = [p for p in spark_class_path(JarCache(default_cache()), find_java()) if p.name.startswith("janino-")]
     assert copy.parent != pyspark_folder() / "jars"
     with zipfile.ZipFile(copy) as ours, zipfile.ZipFile(pyspark_folder() / "jars" / copy.name) as theirs:
         for name in theirs.namelist():
@@ -65,6 +65,6 @@ def test_doctor_finds_another_pyspark_than_the_jars_are_for(tmp_path: Path, run:
 
 def test_doctor_tells_which_jars_are_missing(tmp_path: Path, run: Headrace) -> None:
     done = run("doctor", env={"HEADRACE_CACHE": str(tmp_path / "cache")})
-    count = len(lock()["spark"])
+    count = len(jar_lock()["spark"])
     assert f"warning  {count} of {count} further Spark jars are not in {tmp_path / 'cache'} (26 MB)" in done.out
     assert "try: headrace pipeline run fetches and verifies them" in done.out

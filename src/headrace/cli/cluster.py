@@ -135,7 +135,7 @@ def down(app: App, wipe: bool, yes: bool) -> None:
 
 def _end_labs(app: App, home: Home, *, wipe: bool) -> None:
     """What a killed run of labs has left is gone; one that is going on is only mentioned."""
-    from headrace.cluster.lab_runs import LabRuns
+    from headrace.cluster import LabRuns
 
     labs = LabRuns(home)
     if labs.at_work:
@@ -158,11 +158,10 @@ def status(app: App) -> None:
     headrace status --json | jq -r .bootstrap
     headrace status --bootstrap kafka.example:9092
     """
-    from headrace.cluster.lab_runs import LabRuns
-    from headrace.cluster.status import elsewhere
+    from headrace.cluster import LabRuns, foreign_status
 
     foreign = app.foreign()
-    found = elsewhere(foreign) if foreign else app.cluster().status()
+    found = foreign_status(foreign) if foreign else app.cluster().status()
     labs = None if foreign else LabRuns(app.cluster().home).describe()
     if app.json:
         print_json(found.to_json() | {"labs": labs})
@@ -268,10 +267,10 @@ def logs(app: App, node: str, follow: bool, lines: int) -> None:
     headrace logs 2
     headrace logs broker-2 -f
     """
-    from headrace.cluster.node import tail
+    from headrace.cluster import last_lines
 
     path = app.cluster().log(node)
-    for line in tail(path, lines):
+    for line in last_lines(path, lines):
         click.echo(line)
     if follow:
         for text in _growth(path):
@@ -307,10 +306,10 @@ def doctor(app: App) -> None:
     """
     from dataclasses import asdict
 
-    from headrace.cluster.doctor import examine, examine_elsewhere
+    from headrace.cluster import examine, examine_foreign
 
     foreign = app.foreign()
-    findings = list(examine_elsewhere(foreign) if foreign else examine(app.cluster()))
+    findings = list(examine_foreign(foreign) if foreign else examine(app.cluster()))
     if app.json:
         print_json([asdict(finding) for finding in findings])
     else:

@@ -13,7 +13,7 @@ from headrace.cli.app import App, any_kafka, cli, registry_option
 from headrace.cli.output import print_json
 
 if TYPE_CHECKING:
-    from headrace.console.server import Serving
+    from headrace.console import Serving
 
 
 @cli.command("console")
@@ -72,10 +72,9 @@ def _serving(
 ) -> Serving:
     import hashlib
 
-    from headrace.cluster.ports import choose_once
-    from headrace.console.__main__ import password_in
-    from headrace.console.server import Serving
-    from headrace.runtime.jars import default_cache
+    from headrace.cluster import free_port
+    from headrace.console import Serving, read_password
+    from headrace.runtime import default_cache
 
     foreign = bool(app.bootstrap or app.properties)
     connection = app.connection()
@@ -83,11 +82,11 @@ def _serving(
     folder = default_cache() / "consoles" / hashlib.sha256(connection.bootstrap.encode()).hexdigest()[:16]
     return Serving(
         folder=cluster.home.node("console") / "foreground" if cluster else folder,
-        port=port or choose_once(default_cache(), 8080),
+        port=port or free_port(default_cache(), 8080),
         connection=connection,
         home=cluster.home.root if cluster else None,
         host=host,
-        password=password_in(password_file),
+        password=read_password(password_file),
         read_only=read_only,
         registry=app.registry_url or os.environ.get("HEADRACE_REGISTRY"),
         connect=connect,
@@ -95,7 +94,7 @@ def _serving(
 
 
 def _serve(app: App, serving: Serving, opens: bool | None) -> None:
-    from headrace.console.server import serve
+    from headrace.console import serve
 
     serving.check()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from headrace.cli.app import App
 from headrace.cli.output import counted, duration, print_table, say
 from headrace.errors import HeadraceError
-from headrace.runtime.periodic import Rounds
+from headrace.runtime import Rounds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -21,8 +21,7 @@ from headrace.cli.values import pairs
 _INCONCLUSIVE = 5
 
 if TYPE_CHECKING:
-    from headrace.labs.lab import Lab
-    from headrace.labs.result import Entry, LabResult
+    from headrace.labs import Entry, Lab, LabResult
 
 
 @cli.group()
@@ -107,10 +106,8 @@ def run(app: App, /, names: tuple[str, ...], given: dict[str, str], **options: A
     headrace lab run all
     """
     from headrace.home import Home
-    from headrace.labs import every_lab
-    from headrace.labs.result import labs_folder
-    from headrace.labs.runner import RunOptions, run_labs
-    from headrace.runtime.process import ended_like_ctrl_c
+    from headrace.labs import RunOptions, every_lab, run_labs
+    from headrace.runtime import ended_like_ctrl_c
 
     labs = every_lab(names)
     home = Home.find(app.home)
@@ -121,10 +118,10 @@ def run(app: App, /, names: tuple[str, ...], given: dict[str, str], **options: A
         results = run_labs(home, labs, chosen, listener)
     if app.json:
         for result in results:
-            print_json(_summary(result, labs_folder(home)))
+            print_json(_summary(result, home.labs))
     else:
         _show_results(results)
-        app.say(f"report: {labs_folder(home) / 'report.html'}")
+        app.say(f"report: {home.labs / 'report.html'}")
     verdicts = {result.verdict for result in results}
     if "red" in verdicts:
         raise click.exceptions.Exit(1)
@@ -218,10 +215,10 @@ def tool(app: App, name: str, words: tuple[str, ...]) -> None:
     """
     import subprocess
 
-    from headrace.labs.kafka_tools import command_line
-    from headrace.runtime.process import plain_environment
+    from headrace.labs import tool_command
+    from headrace.runtime import plain_environment
 
-    argv = command_line(app.cluster(), name, words)
+    argv = tool_command(app.cluster(), name, words)
     raise click.exceptions.Exit(subprocess.run(argv, check=False, env=plain_environment()).returncode)
 
 
@@ -239,15 +236,13 @@ def report(app: App, names: tuple[str, ...], output: Path | None) -> None:
     """Write the report of all labs that have run again, and show their results."""
     from headrace.errors import UsageError
     from headrace.home import Home
-    from headrace.labs import NAMES, every_lab
-    from headrace.labs.report import to_html, to_markdown, write_reports
-    from headrace.labs.result import kept, labs_folder, result_folder
+    from headrace.labs import NAMES, every_lab, kept_results, result_folder, to_html, to_markdown, write_reports
 
     home = Home.find(app.home)
     wanted = tuple(one.name for one in every_lab(names)) if names else NAMES
-    results = list(kept(home, wanted))
+    results = list(kept_results(home, wanted))
     if not results:
-        raise UsageError("no lab has run here yet", why=f"there are no results in {labs_folder(home)}",
+        raise UsageError("no lab has run here yet", why=f"there are no results in {home.labs}",
                          hint="headrace lab run quickstart")  # fmt: skip
     if output and output.suffix == ".md":
         output.write_text(to_markdown(results, lambda one: result_folder(home, one.name)), encoding="utf-8")
@@ -257,7 +252,7 @@ def report(app: App, names: tuple[str, ...], output: Path | None) -> None:
         output = write_reports(home, results)
     if app.json:
         for result in results:
-            print_json(_summary(result, labs_folder(home)))
+            print_json(_summary(result, home.labs))
     else:
         _show_results(results)
         app.say(f"report: {output}")
@@ -279,7 +274,7 @@ def _summary(result: LabResult, folder: Path) -> dict[str, Any]:
 
 
 def _show_results(results: list[LabResult]) -> None:
-    from headrace.labs.report import duration, totals
+    from headrace.labs import duration, totals
 
     click.echo()
     rows = [
@@ -333,7 +328,7 @@ class _Story:
             case "check":
                 return _check_lines(facts)
             case "measure":
-                from headrace.labs.report import quantity
+                from headrace.labs import quantity
 
                 note = f" ({facts['note']})" if facts["note"] else ""
                 return [f"   · {facts['what']}: {quantity(facts['value'], facts['unit'])}{note}"]
@@ -355,9 +350,9 @@ class _Story:
 
 
 def _check_lines(facts: dict[str, Any]) -> list[str]:
-    from headrace.labs.report import mark
+    from headrace.labs import check_sign
 
-    sign = click.style(mark(facts), fg={"✓": "green", "?": "yellow"}.get(mark(facts), "red"))
+    sign = click.style(check_sign(facts), fg={"✓": "green", "?": "yellow"}.get(check_sign(facts), "red"))
     words = f"   {sign} {facts['what']}: expected {facts['expected']}, seen {facts['seen']}"
     if facts.get("excuse"):
         return [words, f"     {facts['excuse']}"]
@@ -422,7 +417,7 @@ class _Lines:
                 self._running[lab.name] = entry.facts["title"]
 
     def ended(self, lab: Lab, result: LabResult) -> None:
-        from headrace.labs.report import duration
+        from headrace.labs import duration
 
         with self._lock:
             self._running.pop(lab.name, None)

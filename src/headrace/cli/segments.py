@@ -16,7 +16,7 @@ from headrace.cli.topic import topic
 from headrace.errors import Failed, UsageError
 
 if TYPE_CHECKING:
-    from headrace.cluster.segments import Segment, StoredBatch
+    from headrace.cluster import Segment, StoredBatch
 
 _SHOWN = 60
 
@@ -52,14 +52,14 @@ def segments(app: App, /, name: str, what: str | None, **wanted: Any) -> None:
 
 
 def _segments(folder: Path) -> list[Segment]:
-    from headrace.cluster.segments import segments_in
+    from headrace.cluster import segments_in
 
     return segments_in(folder)
 
 
 def _folders(app: App, name: str, wanted: dict[str, Any]) -> Iterator[tuple[int, Path]]:
     """The folder of each wanted partition, on the wanted broker or on its leader."""
-    from headrace.cluster.segments import partitions_in
+    from headrace.cluster import partitions_in
 
     if app.bootstrap or app.properties:
         raise UsageError("the files of a foreign Kafka cannot be seen from here", hint="leave out --bootstrap and -F")
@@ -127,7 +127,7 @@ def _show_segments(app: App, name: str, found: list[tuple[int, Segment]]) -> Non
 
 
 def _removals(app: App, name: str, found: list[tuple[int, Segment]]) -> dict[Path, tuple[str, int | None]]:
-    from headrace.cluster.segments import removals
+    from headrace.cluster import removals
     from headrace.transport.admin import Admin
 
     with Admin(app.connection()) as admin:

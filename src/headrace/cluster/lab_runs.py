@@ -15,11 +15,11 @@ import psutil
 
 from headrace.cluster.cluster import Cluster
 from headrace.home import Home
-from headrace.runtime.process import end_stray, marked
+from headrace.runtime import end_stray, marked_processes
 
 _CLUSTERS = "cluster-*"
-#: The file that marks a cluster which shall outlive its run.
-KEPT = "kept"
+# The file that marks a cluster which shall outlive its run.
+_KEPT = "kept"
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,17 @@ class LabRuns:
 
     def processes(self) -> list[tuple[psutil.Process, Path]]:
         """Every process of labs of this home, with its folder."""
-        return [(process, folder) for process, folder in marked() if folder.is_relative_to(self.folder)]
+        return [(process, folder) for process, folder in marked_processes() if folder.is_relative_to(self.folder)]
 
     def clusters(self, *, kept: bool) -> list[Path]:
         """The homes of clusters that were kept on purpose, or of all others."""
         return [
-            path for path in sorted(self.folder.glob(_CLUSTERS)) if path.is_dir() and (path / KEPT).exists() == kept
+            path for path in sorted(self.folder.glob(_CLUSTERS)) if path.is_dir() and (path / _KEPT).exists() == kept
         ]
+
+    def keep(self, cluster: Path) -> None:
+        """The cluster whose home this is outlives its run."""
+        (cluster / _KEPT).touch(mode=0o600)
 
     def describe(self) -> str | None:
         """What runs or lies there, in a line; None if there is nothing."""

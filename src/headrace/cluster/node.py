@@ -14,7 +14,7 @@ from pathlib import Path
 
 from headrace.errors import ConfigError, NodeFailed, TimedOut
 from headrace.home import Home, write_private
-from headrace.runtime.process import Supervised
+from headrace.runtime import Supervised
 
 _CORE_DUMPED = 0x80
 
@@ -86,13 +86,13 @@ class NodeProcess:
         if record.ended_by:
             return f"ended by `{record.ended_by}`"
         ending = _ending(self.process.exit_status)
-        reason = last_words([*tail(self.output, 100), *_since(tail(self.log, 400), record.started)])
+        reason = last_words([*last_lines(self.output, 100), *_since(last_lines(self.log, 400), record.started)])
         return "; ".join(part for part in (reason, ending) if part) or "killed: its log reports no shutdown"
 
     def tail(self, count: int) -> list[str]:
         """The last lines that this node said: to its log, or before it could log."""
         for path in (self.log, self.output):
-            lines = tail(path, count)
+            lines = last_lines(path, count)
             if lines:
                 return lines
         return []
@@ -121,7 +121,7 @@ def java_properties(values: Mapping[str, str]) -> str:
     return "".join(f"{escaped(name, ' :=#!')}={value_text(value)}\n" for name, value in values.items())
 
 
-def tail(path: Path, count: int) -> list[str]:
+def last_lines(path: Path, count: int) -> list[str]:
     """The last `count` lines, without reading a large file whole."""
     try:
         with path.open("rb") as file:

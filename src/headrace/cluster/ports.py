@@ -54,7 +54,7 @@ def choose_for_service(home: Home, cache: Path, first_choice: int, count: int) -
         return (first, *rest)
 
 
-def choose_once(cache: Path, first_choice: int) -> int:
+def free_port(cache: Path, first_choice: int) -> int:
     """A port that is free now and nobody's, for a process that remembers nothing."""
     with _reservations(cache) as reserved:
         return _beside_kafka(first_choice, set(reserved))

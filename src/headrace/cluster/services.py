@@ -27,11 +27,7 @@ from headrace.cluster.spec import ClusterSpec, ServiceSpec
 from headrace.errors import ConfigError, Unreachable
 from headrace.home import Home, remove_for_good, size_bytes, write_private
 from headrace.progress import Progress
-from headrace.runtime.archive import ClassArchive
-from headrace.runtime.jars import JarCache
-from headrace.runtime.java import Java
-from headrace.runtime.process import Supervised, plain_environment
-from headrace.runtime.waiting import NotYet, eventually
+from headrace.runtime import ClassArchive, JarCache, Java, NotYet, Supervised, eventually, plain_environment
 
 _CCOMPAT = "/apis/ccompat/v7"
 _BASIC_AUTH = "org.apache.kafka.connect.rest.basic.auth.extension"

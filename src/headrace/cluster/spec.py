@@ -16,7 +16,7 @@ from typing import Any
 from headrace.config import ClusterConfig
 from headrace.errors import ConfigError, NotFound, SetupError, UsageError
 from headrace.home import Home, read_json, write_json
-from headrace.runtime.jars import version_of
+from headrace.runtime import locked_version
 
 MOST_NODES = 9
 # Three voters survive the loss of one; more would only slow every metadata change down.
@@ -161,7 +161,7 @@ def plan(config: ClusterConfig) -> ClusterSpec:
     controllers = [
         Node(f"controller-{at + 1}", first + at, broker=False, controller=True) for at in range(config.controllers)
     ]
-    return ClusterSpec(new_uuid(), version_of("kafka_2.13"), (*controllers, *brokers), {})
+    return ClusterSpec(new_uuid(), locked_version("kafka_2.13"), (*controllers, *brokers), {})
 
 
 def _rack_of_each(racks: tuple[str, ...], brokers: int) -> tuple[str, ...]:
@@ -267,7 +267,7 @@ def _shown(value: object) -> str:
 
 def require_version(spec: ClusterSpec, home: Home) -> None:
     """The folder was written by the Kafka that will read it."""
-    ours = version_of("kafka_2.13")
+    ours = locked_version("kafka_2.13")
     if spec.kafka_version != ours:
         raise SetupError(
             f"the cluster in {home.root} was written by Kafka {spec.kafka_version}, this headrace runs {ours}",

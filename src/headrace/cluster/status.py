@@ -17,7 +17,7 @@ from headrace.cluster.services import Connect, Service
 from headrace.cluster.spec import ClusterSpec
 from headrace.errors import HeadraceError
 from headrace.home import Home, size_bytes
-from headrace.runtime.process import State, Supervised, memory_bytes
+from headrace.runtime import ProcessState, Supervised, memory_bytes
 from headrace.transport.admin import Admin, BrokerView, Quorum, Topic
 from headrace.transport.client import Connection
 from headrace.transport.connectors import Connectors, ConnectorStatus
@@ -30,7 +30,7 @@ class NodeStatus:
     name: str
     node_id: int | None
     roles: str
-    state: State | Literal["fenced"]
+    state: ProcessState | Literal["fenced"]
     pid: int | None
     port: int | None
     controller_port: int | None
@@ -65,7 +65,7 @@ class ClusterStatus:
     console: str | None = None
     #: None: there is no Connect worker here, or it does not answer.
     connectors: tuple[ConnectorStatus, ...] | None = None
-    watcher: State = "stopped"
+    watcher: ProcessState = "stopped"
     restart: str = "no"
 
     def to_json(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _reason(node: NodeProcess) -> str | None:
     return f"{death}; failed {lately['failures']} times lately: {outcome}"
 
 
-def elsewhere(connection: Connection) -> ClusterStatus:
+def foreign_status(connection: Connection) -> ClusterStatus:
     """A Kafka that headrace did not start; `Unreachable` if no broker answers."""
     with Admin(connection) as admin:
         brokers, known = admin.brokers(), _topics_of(admin)

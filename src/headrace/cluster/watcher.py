@@ -31,7 +31,7 @@ from headrace.cluster.controllers import Controllers, Told
 from headrace.cluster.spec import ClusterSpec, Node
 from headrace.errors import HeadraceError
 from headrace.home import Home, read_json, write_json
-from headrace.runtime.process import MARKER, ProcessHandle, ProcessRecord, Supervised, plain_environment
+from headrace.runtime import MARKER, ProcessHandle, ProcessRecord, Supervised, plain_environment
 
 FOLDER = "watcher"
 

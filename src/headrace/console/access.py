@@ -12,16 +12,29 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import secrets
 import threading
 import time
 from pathlib import Path
 
+from headrace.errors import ConfigError
 from headrace.home import write_private
 
 _SESSION_S = 30 * 24 * 3600
 _FAILURES = 5
 _LOCKED_S = 30.0
+
+
+def read_password(file: Path | None) -> str | None:
+    """The password: of the environment, else the first line of the file."""
+    given = os.environ.get("HEADRACE_CONSOLE_PASSWORD")
+    if given or file is None:
+        return given or None
+    try:
+        return file.read_text(encoding="utf-8").splitlines()[0].strip() or None
+    except (OSError, UnicodeDecodeError, IndexError) as error:
+        raise ConfigError(f"the password file {file} cannot be read", why=str(error)) from None
 
 
 class Access:

@@ -27,18 +27,18 @@ from headrace.console.backend import Desk, NewRecord
 from headrace.console.pipelines import DeadLettersView
 from headrace.console.storage import BatchView, SegmentView
 from headrace.errors import HeadraceError, NotFound, Unreachable
-from headrace.monitor import metrics
-from headrace.monitor.events import Event
-from headrace.monitor.history import as_json
-from headrace.monitor.snapshot import (
+from headrace.monitor import (
+    PROMETHEUS_TYPE,
     BrokerView,
     ConnectorView,
+    Event,
     GroupView,
     PipelineView,
     Snapshot,
     SubjectView,
     TopicView,
-    encode,
+    points_as_json,
+    prometheus_text,
 )
 from headrace.transport.browse import Page
 from headrace.transport.browse import Query as Wanted
@@ -61,7 +61,7 @@ _MOST_EXPORTED = 1_000_000
 
 
 def _json(view: object, status: int = 200) -> Response:
-    return Response(encode(view), status, {"Cache-Control": "no-store"}, "application/json")
+    return Response(msgspec.json.encode(view), status, {"Cache-Control": "no-store"}, "application/json")
 
 
 def _described(kind: Any, meaning: str) -> dict[int | str, dict[str, Any]]:
@@ -211,7 +211,7 @@ def _answer_the_rest(router: APIRouter) -> None:
 
 def _metrics(desk: Desk) -> Callable[[], Response]:
     def read() -> Response:
-        return Response(metrics.text(desk.now), media_type=metrics.CONTENT_TYPE)
+        return Response(prometheus_text(desk.now), media_type=PROMETHEUS_TYPE)
 
     return read
 
@@ -283,7 +283,7 @@ def _add_looks(router: APIRouter, desk: Desk, csrf: Callable[[Request], str | No
         points: Annotated[int, Query(ge=2, le=5000)] = 400,
     ) -> Response:
         found = desk.history.series(kind, name, metric, since=time.time() - minutes * 60, most=points)
-        return _json({"kind": kind, "name": name, "metric": metric, "data": as_json(found)})
+        return _json({"kind": kind, "name": name, "metric": metric, "data": points_as_json(found)})
 
 
 # -- topics -----------------------------------------------------------------------------------------------------
@@ -336,13 +336,13 @@ def _add_topics(router: APIRouter, desk: Desk) -> None:
     def stored(name: str, minutes: _Minutes = 60) -> Response:
         _require_topic(desk, name)
         found = desk.history.series("topic", name, "bytes", since=time.time() - minutes * 60)
-        return _json({"topic": name, "data": as_json(found)})
+        return _json({"topic": name, "data": points_as_json(found)})
 
     @router.get("/topics/{name}/rates", tags=["topics"], summary="Records per second in and out, over time")
     def rates(name: str, minutes: _Minutes = 60) -> Response:
         _require_topic(desk, name)
         since = time.time() - minutes * 60
-        found = {m: as_json(desk.history.series("topic", name, m, since=since)) for m in ("in", "out")}
+        found = {m: points_as_json(desk.history.series("topic", name, m, since=since)) for m in ("in", "out")}
         return _json({"topic": name, **found})
 
 

@@ -16,11 +16,7 @@ from typing import Any, Literal, TypeVar
 from headrace.cluster import Cluster
 from headrace.console.commands import Commands
 from headrace.errors import Failed, NotAllowed, NotFound, UsageError
-from headrace.monitor.events import Event
-from headrace.monitor.history import History
-from headrace.monitor.look import Target
-from headrace.monitor.sampler import Sampler
-from headrace.monitor.snapshot import NodeView, Snapshot
+from headrace.monitor import Event, History, NodeView, Sampler, Snapshot, Target
 from headrace.transport.admin import Admin
 from headrace.transport.browse import Browser
 from headrace.transport.connectors import Connectors, ConnectorStatus, SettingError, without_secrets

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from nicegui import ui
 
-from headrace.monitor.history import Ownership, Point
+from headrace.monitor import Ownership, Point
 
 Unit = Literal["count", "rate", "bytes", "byte_rate", "seconds"]
 

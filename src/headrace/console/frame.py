@@ -18,7 +18,7 @@ from headrace.console.backend import Desk
 from headrace.console.pages import brokers, connectors, groups, overview, pipelines, records, schemas, timeline, topics
 from headrace.console.pages import topic as topic_page
 from headrace.console.widgets import Live, attribute, element, empty, flag, link, page, put, show_state, state
-from headrace.monitor.snapshot import Snapshot
+from headrace.monitor import Snapshot
 
 _THEME = "headrace_theme"
 # From this width on, in pixels, the rail stands beside the page.

@@ -27,9 +27,7 @@ from headrace.cluster import Cluster
 from headrace.console.access import Access
 from headrace.errors import UsageError
 from headrace.home import open_private
-from headrace.monitor.history import History
-from headrace.monitor.look import Target
-from headrace.monitor.sampler import Sampler
+from headrace.monitor import History, Sampler, Target
 from headrace.transport.client import Connection
 from headrace.transport.connectors import Connectors
 from headrace.transport.schemas import Registry

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.cluster import Cluster
-from headrace.cluster.segments import Segment, StoredBatch, partitions_in, removals, segments_in
+from headrace.cluster import Cluster, Segment, StoredBatch, partitions_in, removals, segments_in
 from headrace.console.backend import Desk
 from headrace.errors import Failed, NotFound
-from headrace.monitor.snapshot import PartitionView
+from headrace.monitor import PartitionView
 from headrace.transport.batches import BatchHeader
 from headrace.transport.topics import TopicDescription
 

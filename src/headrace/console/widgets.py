@@ -19,9 +19,7 @@ from nicegui import ui
 from headrace.console import formatting
 from headrace.console.commands import Equal
 from headrace.errors import HeadraceError
-from headrace.monitor.events import Event
-from headrace.monitor.history import Point
-from headrace.monitor.snapshot import Snapshot
+from headrace.monitor import Event, Point, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,46 @@ filled in beforehand. What differs makes the lab red, with the reason and where 
 This room is imported by the command line alone. It never prints; whoever runs a lab listens to its entries.
 """
 
-from headrace.labs.catalogue import NAMES, every_lab, find_lab
-from headrace.labs.lab import Lab, Needs, Parameter
-from headrace.labs.result import LabResult
+from __future__ import annotations
 
-__all__ = ["NAMES", "Lab", "LabResult", "Needs", "Parameter", "every_lab", "find_lab"]
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.labs.catalogue import NAMES, every_lab, find_lab
+    from headrace.labs.kafka_tools import tool_command
+    from headrace.labs.lab import Lab
+    from headrace.labs.report import check_sign, duration, quantity, to_html, to_markdown, totals, write_reports
+    from headrace.labs.result import Entry, LabResult, kept_results, result_folder
+    from headrace.labs.runner import RunOptions, run_labs
+else:
+    from headrace.lazy import lazy_exports
+
+    __getattr__ = lazy_exports(__name__, {
+        "catalogue": ["NAMES", "every_lab", "find_lab"],
+        "kafka_tools": ["tool_command"],
+        "lab": ["Lab"],
+        "report": ["check_sign", "duration", "quantity", "to_html", "to_markdown", "totals", "write_reports"],
+        "result": ["Entry", "LabResult", "kept_results", "result_folder"],
+        "runner": ["RunOptions", "run_labs"],
+    })  # fmt: skip
+
+__all__ = [
+    "NAMES",
+    "Entry",
+    "Lab",
+    "LabResult",
+    "RunOptions",
+    "check_sign",
+    "duration",
+    "every_lab",
+    "find_lab",
+    "kept_results",
+    "quantity",
+    "result_folder",
+    "run_labs",
+    "to_html",
+    "to_markdown",
+    "tool_command",
+    "totals",
+    "write_reports",
+]

@@ -13,10 +13,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from headrace import Admin, Cluster, HeadraceError, Registry
-from headrace.cluster.lab_runs import KEPT, LabRuns
+from headrace.cluster import LabRuns
 from headrace.home import Home
 from headrace.labs.lab import Needs
-from headrace.labs.result import labs_folder
 from headrace.progress import SILENT, Progress
 
 # Kafka looks for expired segments every five minutes and for something to compact every 15 seconds; a lab that shows
@@ -46,13 +45,13 @@ class Clusters:
 
     def is_own(self, cluster: Cluster) -> bool:
         """True if the cluster was made for labs."""
-        return cluster.home.root.parent == labs_folder(self.home)
+        return cluster.home.root.parent == self.home.labs
 
     def close(self) -> None:
         """Every cluster that was started here is gone, unless it shall stay."""
         for folder in list(self._started):
             if self.keep:
-                (folder / KEPT).touch(mode=0o600)
+                LabRuns(self.home).keep(folder)
             else:
                 self._remove(folder)
 
@@ -68,7 +67,7 @@ class Clusters:
 
     def _folder(self, needs: Needs) -> Path:
         racks = f"-{len(set(needs.racks))}-racks" if needs.racks else ""
-        return labs_folder(self.home) / f"cluster-{needs.brokers}{racks}"
+        return self.home.labs / f"cluster-{needs.brokers}{racks}"
 
     def _own(self, needs: Needs) -> Cluster:
         folder = self._folder(needs)

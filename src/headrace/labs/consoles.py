@@ -16,8 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from headrace import Failed
-from headrace.runtime.process import MARKER
-from headrace.runtime.waiting import eventually
+from headrace.runtime import MARKER, eventually
 
 _START_WITHIN_S = 120.0
 

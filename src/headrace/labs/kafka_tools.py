@@ -7,9 +7,7 @@ import subprocess
 from collections.abc import Sequence
 
 from headrace import Cluster, Failed, UsageError
-from headrace.runtime.jars import JarCache, default_cache
-from headrace.runtime.java import find_java
-from headrace.runtime.process import plain_environment
+from headrace.runtime import JarCache, default_cache, find_java, plain_environment
 
 #: The class behind each tool, and whether it is told the address of a broker by an option of its own.
 TOOLS = {
@@ -27,7 +25,7 @@ _SMALL = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m")
 _AS_KAFKA = ("-Xmx512M", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")
 
 
-def command_line(cluster: Cluster, tool: str, words: Sequence[object]) -> list[str]:
+def tool_command(cluster: Cluster, tool: str, words: Sequence[object]) -> list[str]:
     """How the tool is run with the Java and the jars of this cluster; a tool that needs a broker is told this one."""
     if tool not in TOOLS:
         raise UsageError(f"there is no tool {tool!r}", why=f"there are {', '.join(TOOLS)}")
@@ -48,7 +46,7 @@ def command_line(cluster: Cluster, tool: str, words: Sequence[object]) -> list[s
 def kafka_tool(cluster: Cluster, tool: str, *words: object, timeout_s: float = 120) -> str:
     """What the tool printed; that it failed is an error with its words."""
     done = subprocess.run(
-        command_line(cluster, tool, words), capture_output=True, text=True, timeout=timeout_s, check=False,
+        tool_command(cluster, tool, words), capture_output=True, text=True, timeout=timeout_s, check=False,
         env=plain_environment(),
     )  # fmt: skip
     if done.returncode:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from headrace import Groups, HeadraceError
 from headrace.labs.figures import COLOURS, GREY
-from headrace.runtime.periodic import Rounds
+from headrace.runtime import Rounds
 from headrace.transport.client import HasBootstrap
 
 if TYPE_CHECKING:

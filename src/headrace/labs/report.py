@@ -19,7 +19,7 @@ from typing import Any
 from headrace.home import Home, write_private
 from headrace.labs.catalogue import NAMES
 from headrace.labs.lab import DOCUMENTS
-from headrace.labs.result import Entry, LabResult, kept, labs_folder, result_folder
+from headrace.labs.result import Entry, LabResult, kept_results, result_folder
 
 _TITLE = "headrace labs"
 # A line of a list in two columns: a term, and what is said of it.
@@ -32,9 +32,9 @@ def write_reports(home: Home, results: Sequence[LabResult]) -> Path:
         folder = result_folder(home, result.name)
         write_private(folder / "report.md", to_markdown([result], lambda _: Path()))
         write_private(folder / "report.html", to_html(home, [result]))
-    every = list(kept(home, NAMES))
-    page = labs_folder(home) / "report.html"
-    write_private(labs_folder(home) / "report.md", to_markdown(every, lambda one: Path(one.name)))
+    every = list(kept_results(home, NAMES))
+    page = home.labs / "report.html"
+    write_private(home.labs / "report.md", to_markdown(every, lambda one: Path(one.name)))
     write_private(page, to_html(home, every))
     return page
 
@@ -118,7 +118,7 @@ def entry_markdown(entry: Entry, pictures: Path) -> list[str]:
         case "output":
             return ["```", facts["text"], "```", ""]
         case "check":
-            return [f"- {mark(facts)} {_check_words(facts)}", ""]
+            return [f"- {check_sign(facts)} {_check_words(facts)}", ""]
         case "measure":
             note = f" ({facts['note']})" if facts["note"] else ""
             return [f"- {facts['what']}: **{quantity(facts['value'], facts['unit'])}**{note}", ""]
@@ -135,7 +135,7 @@ def _check_words(facts: dict[str, Any]) -> str:
     return words if facts["holds"] or not facts["look"] else f"{words}. Look at: `{facts['look']}`"
 
 
-def mark(facts: dict[str, Any]) -> str:
+def check_sign(facts: dict[str, Any]) -> str:
     """Whether a check holds, as a sign."""
     return "✓" if facts["holds"] else "?" if facts.get("excuse") else "✗"
 

@@ -119,19 +119,15 @@ class LabResult:
         return cls(**known)
 
 
-def labs_folder(home: Home) -> Path:
-    return home.labs
-
-
 def result_folder(home: Home, name: str) -> Path:
-    return labs_folder(home) / name
+    return home.labs / name
 
 
 def save(home: Home, result: LabResult) -> None:
     write_json(result_folder(home, result.name) / "result.json", result.to_json())
 
 
-def kept(home: Home, names: tuple[str, ...]) -> Iterator[LabResult]:
+def kept_results(home: Home, names: tuple[str, ...]) -> Iterator[LabResult]:
     """The results that this home has, in that order."""
     for name in names:
         document = read_json(result_folder(home, name) / "result.json", "headrace lab run " + name)

@@ -22,18 +22,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace import Cluster, HeadraceError, NodeFailed, TimedOut, Unreachable
-from headrace.cluster.lab_runs import LabRuns
+from headrace.cluster import LabRuns
 from headrace.home import Home
 from headrace.labs.clusters import Clusters
 from headrace.labs.consoles import SharedConsoles
 from headrace.labs.lab import Lab, Profile, require_valid
 from headrace.labs.load import Load
 from headrace.labs.report import write_reports
-from headrace.labs.result import Entry, LabResult, Trouble, kept, labs_folder, now, result_folder, save
+from headrace.labs.result import Entry, LabResult, Trouble, kept_results, now, result_folder, save
 from headrace.labs.sessions import SharedSession
 from headrace.labs.workbench import Stopped, TooBusy, Workbench
 from headrace.progress import SILENT, Progress
-from headrace.runtime.waiting import NotYet
+from headrace.runtime import NotYet
 
 # More than these side by side would no longer mostly wait.
 _MOST_WAITING = 4
@@ -75,7 +75,7 @@ def run_labs(home: Home, labs: Sequence[Lab], options: RunOptions, listener: Lis
     """
     require_valid(labs, options.given, options.profile)
     home.create()
-    folder = Home(labs_folder(home))
+    folder = Home(home.labs)
     folder.create()
     with folder.lock(f"lab run {' '.join(lab.name for lab in labs)}"):
         clusters = Clusters(home, fresh=options.fresh, keep=options.keep, progress=options.progress)
@@ -111,7 +111,7 @@ class _Run:
         self.stopping = threading.Event()
         self._background: list[Future[None]] = []
         self.session = SharedSession(home, options.spark, options.progress)
-        self.consoles = SharedConsoles(labs_folder(home) / "console")
+        self.consoles = SharedConsoles(home.labs / "console")
 
     def all(self, labs: Sequence[Lab]) -> None:
         waiting, front, alone = ordered(labs)
@@ -170,7 +170,7 @@ class _Run:
 
     def _cluster(self, lab: Lab) -> Cluster | HeadraceError:
         load = Load()
-        earlier = [topic for one in kept(self.home, (lab.name,)) for topic in one.kept_topics]
+        earlier = [topic for one in kept_results(self.home, (lab.name,)) for topic in one.kept_topics]
         try:
             return self.clusters.cluster_for(lab.needs, earlier)
         except HeadraceError as error:
@@ -194,7 +194,7 @@ class _Run:
 
     def _blank(self, lab: Lab) -> LabResult:
         folder = result_folder(self.home, lab.name)
-        earlier = list(kept(self.home, (lab.name,)))
+        earlier = list(kept_results(self.home, (lab.name,)))
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)
         values = vars(lab.values(self.options.profile, self.options.given))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from headrace import Connection, Record
-from headrace.runtime.waiting import eventually
+from headrace.runtime import eventually
 from headrace.transport.offsets import Isolation
 
 

@@ -34,8 +34,7 @@ from headrace.home import FOLDER
 from headrace.labs.expect import holds, shown
 from headrace.labs.load import Load
 from headrace.labs.result import Entry
-from headrace.runtime.process import MARKER
-from headrace.runtime.waiting import NotYet, eventually
+from headrace.runtime import MARKER, NotYet, eventually
 from headrace.transport.topics import Partition
 
 if TYPE_CHECKING:

@@ -429,7 +429,7 @@ def _thinned(points: list[Point], most: int, metric: str) -> list[Point]:
     return out
 
 
-def as_json(points: Iterable[Point]) -> list[dict[str, Any]]:
+def points_as_json(points: Iterable[Point]) -> list[dict[str, Any]]:
     """The points as the API gives them: time stamps like those of `headrace topic size --json`."""
     return [
         {"timestamp": datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds"), "value": value}

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from headrace.monitor.snapshot import Snapshot
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PROMETHEUS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Labels = Mapping[str, object]
 Sample = tuple[Labels, float | int | None]
 
 
-def text(snapshot: Snapshot) -> str:
+def prometheus_text(snapshot: Snapshot) -> str:
     """The page that Prometheus reads."""
     lines: list[str] = []
     for name, kind, meaning, samples in _families(snapshot):

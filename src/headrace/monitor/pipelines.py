@@ -21,7 +21,7 @@ from headrace.pipeline.checkpoint import Checkpoint
 from headrace.pipeline.declaration import Declaration, declared
 from headrace.pipeline.pipeline import Pipeline
 from headrace.pipeline.status import PartitionStatus, PipelineStatus, Totals, partitions_of, status
-from headrace.runtime.periodic import Rounds
+from headrace.runtime import Rounds
 from headrace.transport.client import Connection
 from headrace.transport.extent import TopicExtent
 from headrace.transport.topics import TopicPartition

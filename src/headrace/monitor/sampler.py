@@ -19,7 +19,7 @@ from headrace.monitor.look import EVERY_S, Looker, Target
 from headrace.monitor.pipelines import PipelineWatch
 from headrace.monitor.services import NeighbourWatch
 from headrace.monitor.snapshot import Snapshot
-from headrace.runtime.periodic import Rounds
+from headrace.runtime import Rounds
 
 _MIN_REST_S = 0.2
 _STOP_S = 10.0

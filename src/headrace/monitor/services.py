@@ -16,8 +16,7 @@ import psutil
 from headrace.cluster import Cluster
 from headrace.errors import HeadraceError
 from headrace.monitor.snapshot import ConnectorView, SubjectView, TaskView
-from headrace.runtime.periodic import Rounds
-from headrace.runtime.process import memory_bytes
+from headrace.runtime import Rounds, memory_bytes
 from headrace.transport.connectors import Connectors, topics_of, waiting
 from headrace.transport.schemas import Registry
 

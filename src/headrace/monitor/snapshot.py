@@ -1,6 +1,6 @@
 """One look at everything: what the sampler makes and the console shows.
 
-All of it is immutable and can be encoded as JSON as it is (`encode`), so a page and its JSON twin are the same data.
+All of it is immutable and can be encoded as JSON as it is, so a page and its JSON twin are the same data.
 What nobody could tell is None. msgspec's structs instead of dataclasses: with a thousand topics some ten thousand of
 them are made every other second.
 """
@@ -329,8 +329,3 @@ _STATE_WORDS = {"down": "down", "quiet": "not answering"}
 
 def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def encode(view: object) -> bytes:
-    """A view, or anything made of views, as JSON."""
-    return msgspec.json.encode(view)

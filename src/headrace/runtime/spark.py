@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 from headrace.errors import SetupError
-from headrace.runtime.jars import JarCache, lock
+from headrace.runtime.jars import JarCache, jar_lock
 from headrace.runtime.java import Java
 
 # What a pipeline on this machine never uses, by the beginning of the jars' names. MLlib alone costs a fifth of the
@@ -46,7 +46,7 @@ _OPENED = (
     "java.security.jgss/sun.security.krb5",
 )  # fmt: skip
 #: Flags without which Spark does not run on Java 17 and later.
-JVM_FLAGS = (
+SPARK_JVM_FLAGS = (
     *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED),
     "-Djdk.reflect.useDirectMethodHandle=false",
     "-Dio.netty.tryReflectionSetAccessible=true",
@@ -54,9 +54,9 @@ JVM_FLAGS = (
 )
 
 
-def class_path(cache: JarCache, java: Java, *, every: bool = False) -> list[Path]:
+def spark_class_path(cache: JarCache, java: Java, *, every: bool = False) -> list[Path]:
     """All that a driver needs to run pipelines on this machine; `every`: all that PySpark has besides."""
-    locked = {artifact.name for artifact in lock()["spark"]}
+    locked = {artifact.name for artifact in jar_lock()["spark"]}
     kept = [jar for jar in pyspark_jars() if artifact_name(jar) not in locked]
     chosen = kept if every else [jar for jar in kept if not jar.name.startswith(_LEFT_OUT)]
     return [
@@ -65,7 +65,7 @@ def class_path(cache: JarCache, java: Java, *, every: bool = False) -> list[Path
     ]
 
 
-def additions(cache: JarCache, java: Java) -> list[Path]:
+def spark_additions(cache: JarCache, java: Java) -> list[Path]:
     """What PySpark's jars lack: what another Spark has to be given. Its own copies of the rest come first there."""
     theirs = {artifact_name(jar) for jar in pyspark_jars()}
     return [jar for jar in cache.classpath("spark", java) if artifact_name(jar) not in theirs]

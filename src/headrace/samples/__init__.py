@@ -9,22 +9,21 @@ streamed in constant memory and can be walked through again and again:
 This room knows nothing of Kafka and imports nothing but `errors`.
 """
 
-from headrace.samples.breadcrumbs import breadcrumbs
-from headrace.samples.customers import customers
+from headrace.samples.breadcrumb import breadcrumbs
+from headrace.samples.customer import customers
 from headrace.samples.damage import Damage
-from headrace.samples.iris import Iris, iris
-from headrace.samples.sample import Format, Made, Sample
-from headrace.samples.taxi import RIDE_VERSIONS, ride_key_schema, ride_schema, taxi
+from headrace.samples.iris_table import Iris, flowers, iris
+from headrace.samples.sample import Sample
+from headrace.samples.taxi_ride import RIDE_VERSIONS, ride_key_schema, ride_schema, taxi
 
 __all__ = [
     "RIDE_VERSIONS",
     "Damage",
-    "Format",
     "Iris",
-    "Made",
     "Sample",
     "breadcrumbs",
     "customers",
+    "flowers",
     "iris",
     "ride_key_schema",
     "ride_schema",

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Literal
 
 from headrace.errors import AlreadyExists, Failed, HeadraceError, NotFound, Unreachable, UsageError
-from headrace.runtime.waiting import NotYet, eventually
+from headrace.runtime import NotYet, eventually
 from headrace.transport.admin_clients import BROKER_PATIENCE_S, AdminClients
 from headrace.transport.client import Connection
 from headrace.transport.topics import (

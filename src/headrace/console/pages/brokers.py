@@ -30,7 +30,7 @@ from headrace.console.widgets import (
     select,
 )  # fmt: skip
 from headrace.errors import HeadraceError
-from headrace.monitor.snapshot import BrokerView, NodeView, PartitionView, Snapshot
+from headrace.monitor import BrokerView, NodeView, PartitionView, Snapshot
 
 _BROKERS = (
     Column("broker", "Broker", "number"),

@@ -29,7 +29,7 @@ from headrace.console.widgets import (
     topic_href,
 )  # fmt: skip
 from headrace.errors import HeadraceError, UsageError
-from headrace.monitor.snapshot import ConnectorView, Snapshot
+from headrace.monitor import ConnectorView, Snapshot
 from headrace.transport.connectors import HIDDEN
 
 STATES: dict[str, State] = {

@@ -37,8 +37,7 @@ from headrace.console.widgets import (
     traces,
 )  # fmt: skip
 from headrace.errors import HeadraceError
-from headrace.monitor.history import Ownership
-from headrace.monitor.snapshot import GroupView, OffsetView, PipelineOffsetView, Snapshot
+from headrace.monitor import GroupView, OffsetView, Ownership, PipelineOffsetView, Snapshot
 from headrace.transport.groups import PlannedOffset
 
 _STATES: dict[str, State] = {

@@ -31,7 +31,7 @@ from headrace.console.widgets import (
     topic_href,
     traces,
 )  # fmt: skip
-from headrace.monitor.snapshot import Snapshot
+from headrace.monitor import Snapshot
 
 BROKER_STATES: dict[str, tuple[str, State]] = {
     "up": ("up", "good"),

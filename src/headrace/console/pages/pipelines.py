@@ -40,8 +40,7 @@ from headrace.console.widgets import (
     topic_href,
 )
 from headrace.errors import HeadraceError
-from headrace.monitor.history import Point
-from headrace.monitor.snapshot import LedgerView, PipelineView, Snapshot
+from headrace.monitor import LedgerView, PipelineView, Point, Snapshot
 
 _OFFSETS = (
     Column("topic", "Topic", "name"),

@@ -36,7 +36,7 @@ from headrace.console.widgets import (
     topic_href,
 )  # fmt: skip
 from headrace.errors import HeadraceError
-from headrace.monitor.snapshot import Snapshot
+from headrace.monitor import Snapshot
 from headrace.transport.browse import Page, Query
 from headrace.transport.render import Shown
 from headrace.transport.tail import Tail

@@ -27,7 +27,7 @@ from headrace.console.widgets import (
     select,
 )  # fmt: skip
 from headrace.errors import HeadraceError
-from headrace.monitor.snapshot import Snapshot
+from headrace.monitor import Snapshot
 from headrace.transport.schemas import LEVELS, Schema, Version
 
 _LIST = (

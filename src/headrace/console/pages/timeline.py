@@ -10,7 +10,7 @@ from headrace.console import widgets
 from headrace.console.backend import Desk
 from headrace.console.charts import AMBER, BLUE, RED, TEAL, VIOLET, Line, TimeChart
 from headrace.console.widgets import EventList, Live, box, card, element, over_time, page
-from headrace.monitor.events import Event
+from headrace.monitor import Event
 
 _KINDS = {
     "broker": "brokers", "controller": "controller", "leader": "leaders", "isr": "ISR", "topic": "topics",

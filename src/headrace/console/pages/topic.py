@@ -39,7 +39,7 @@ from headrace.console.widgets import (
     traces,
 )  # fmt: skip
 from headrace.errors import HeadraceError
-from headrace.monitor.snapshot import PartitionView, Snapshot, TopicView
+from headrace.monitor import PartitionView, Snapshot, TopicView
 from headrace.transport.topics import TopicDescription
 
 _PARTITIONS = (

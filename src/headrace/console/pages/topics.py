@@ -30,7 +30,7 @@ from headrace.console.widgets import (
     topic_href,
 )  # fmt: skip
 from headrace.errors import HeadraceError
-from headrace.monitor.snapshot import Snapshot, TopicView
+from headrace.monitor import Snapshot, TopicView
 from headrace.transport.topics import NewTopic, is_topic_name
 
 _COLUMNS = (

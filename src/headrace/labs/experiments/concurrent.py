@@ -21,7 +21,7 @@ from headrace.labs.expect import at_most, between
 from headrace.labs.figures import COLOURS
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.workbench import Stopped, Workbench
-from headrace.runtime.waiting import eventually
+from headrace.runtime import eventually
 from headrace.transport.consume import reading
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace import Admin, HeadraceError, consume, produce
-from headrace.cluster.segments import Segment
+from headrace.cluster import Segment
 from headrace.home import FOLDER
 from headrace.labs.expect import anything_but, at_least, at_most, contains
 from headrace.labs.figures import BLUE, GREY

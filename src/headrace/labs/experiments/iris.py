@@ -33,7 +33,7 @@ from headrace.labs.expect import at_least, contains, one_of
 from headrace.labs.figures import BLUE, GREEN, RED
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
-from headrace.samples.iris import Iris, flowers
+from headrace.samples import Iris, flowers
 from headrace.transport.consume import reading
 
 if TYPE_CHECKING:

@@ -22,14 +22,14 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace import Admin, Connection, NewTopic, ProduceOptions, consume, produce
-from headrace.cluster.segments import Segment, partitions_in, segments_in
+from headrace.cluster import Segment, partitions_in, segments_in
 from headrace.labs.expect import at_least, at_most, contains
 from headrace.labs.figures import COLOURS, GREY
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.sighting import Sighting
 from headrace.labs.workbench import FAIL_OVER, Workbench
 from headrace.labs.writer import Writer
-from headrace.runtime.periodic import Rounds
+from headrace.runtime import Rounds
 from headrace.transport.direct import asked_directly
 from headrace.transport.topics import Partition
 

@@ -19,7 +19,7 @@ from headrace.labs.figures import BLUE, GREY, ORANGE
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
 from headrace.labs.writer import Writer, account_of
-from headrace.runtime.periodic import Rounds
+from headrace.runtime import Rounds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace import ProduceOptions, produce
-from headrace.cluster.segments import CODECS, Segment, StoredBatch, checksum_holds, partitions_in, segments_in
+from headrace.cluster import CODECS, Segment, StoredBatch, checksum_holds, partitions_in, segments_in
 from headrace.home import FOLDER
 from headrace.labs.expect import at_least
 from headrace.labs.figures import BLUE, ORANGE

@@ -1,0 +1,27 @@
+"""How a package exports names without loading the modules that they come from.
+
+if TYPE_CHECKING:
+    from headrace.room.module import Name       # what type checkers see
+else:
+    __getattr__ = lazy_exports(__name__, {"module": ["Name"]})
+
+__all__ = ["Name"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+
+def lazy_exports(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """The `__getattr__` of `package`; `names` says what each of its modules exports."""
+    module_of = {name: f"{package}.{module}" for module, given in names.items() for name in given}
+
+    def load(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(module_of[name]), name)
+
+    return load
