@@ -5,10 +5,11 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from headrace.cluster.segments import CODECS, crc32c
@@ -44,7 +45,15 @@ def read(bootstrap: str, topic: str) -> list[Record]:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": f"test-{uuid.uuid4().hex}"})
     try:
         partitions = consumer.list_topics(topic, timeout=60).topics[topic].partitions
-        ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=20)[1] for p in partitions}
+        ends: dict[int, int] = {}
+
+        def know_the_ends() -> bool:
+            for p in partitions.keys() - ends.keys():
+                with suppress(KafkaException):  # a broker that was just resumed does not lead again yet
+                    ends[p] = consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=20)[1]
+            return len(ends) == len(partitions)
+
+        eventually(know_the_ends, 60)
         consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
         found: list[Record] = []
         reached = dict.fromkeys(partitions, 0)

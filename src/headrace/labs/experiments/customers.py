@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from headrace import ConsumeOptions, InputOptions, ProduceOptions, produce
+from headrace.cluster import partitions_in
 from headrace.labs.expect import at_least
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.workbench import Workbench
@@ -86,10 +87,7 @@ def _owned(run: Reading) -> dict[int, set[int]]:
 
 
 def _on_disk(folders: dict[int, Path], topic: str) -> dict[int, list[int]]:
-    return {
-        broker: sorted(int(folder.name.rsplit("-", 1)[1]) for folder in data.glob(f"{topic}-*"))
-        for broker, data in sorted(folders.items())
-    }
+    return {broker: list(partitions_in(data, topic)) for broker, data in sorted(folders.items())}
 
 
 LAB = Lab(

@@ -11,10 +11,10 @@ a series: {"data": [{"timestamp": …, "value": …}]}.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace import consume, produce
+from headrace.cluster import partitions_in
 from headrace.labs.expect import at_least, between
 from headrace.labs.figures import BLUE
 from headrace.labs.lab import Lab, Parameter
@@ -87,7 +87,8 @@ def _bytes_on_disk(lab: Workbench, topic: str) -> dict[int, int]:
     sizes = {}
     for node in lab.cluster.spec.brokers:
         data = lab.cluster.home.node(node.name) / "data"
-        logs: list[Path] = [file for folder in data.glob(f"{topic}-*") for file in folder.glob("*.log")]
+        # A topic of that name that was deleted may still be there for a minute, in folders with another ending.
+        logs = [file for folder in partitions_in(data, topic).values() for file in folder.glob("*.log")]
         sizes[node.node_id] = sum(file.stat().st_size for file in logs)
     return sizes
 
