@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import signal
 import socket
@@ -102,6 +103,7 @@ def test_up_goes_on_where_it_timed_out_and_a_node_that_fails_comes_back(run: Hea
     assert processes_of(home) == []
 
 
+_GZIP, _SNAPPY = 1, 2
 _XERIAL = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
 # Snappy streams of a few bytes that promise half a gigabyte, or two: as Java frames them, and plain.
 _PROMISES = (
@@ -110,14 +112,19 @@ _PROMISES = (
     _XERIAL + struct.pack(">i", 15) + b"\x80\xca\xb5\xee\x01" + b"\0" * 10,
     b"\x80\xca\xb5\xee\x01" + b"\0" * 12,
 )
+# A record begins with its size: half a gigabyte, and two.
+_RECORD_SIZES = (b"\x80\x94\xeb\xdc\x03" + b"\0" * 6, b"\xfe\xff\xff\xff\x0f" + b"\0" * 6)
 
 
 def survives_hostile_bytes(cluster: Cluster) -> None:
     """The broker refuses what promises more than its heap holds, and takes the next record."""
     [node] = cluster.node_states()
     assert node.port
-    Admin(cluster).create_topics([NewTopic("hostile", 1, 1)])
-    requests = [produce_request("hostile", batch(promise)) for promise in _PROMISES]
+    with Admin(cluster) as admin:
+        # Of the second one the broker packs every batch again, so it reads the records.
+        admin.create_topics([NewTopic("hostile", 1, 1), NewTopic("repacked", 1, 1, {"compression.type": "lz4"})])
+    requests = [produce_request("hostile", batch(promise, _SNAPPY)) for promise in _PROMISES]
+    requests += [produce_request("repacked", batch(gzip.compress(size), _GZIP)) for size in _RECORD_SIZES]
     requests += [struct.pack(">i", 99_000_000) + b"\0\0\0\0"] * 20  # too large a request, which never comes
     sent = []
     for request in requests:
@@ -145,9 +152,9 @@ def holds_back_requests_that_never_end(port: int) -> None:
             sent[-1].sendall(more)
 
 
-def batch(payload: bytes) -> bytes:
-    """A batch of one record, compressed by Snappy, or so it says."""
-    body = struct.pack(">hiqqqhii", 2, 0, 0, 0, -1, -1, -1, 1) + payload
+def batch(payload: bytes, codec: int) -> bytes:
+    """A batch of one record, compressed by that codec, or so it says."""
+    body = struct.pack(">hiqqqhii", codec, 0, 0, 0, -1, -1, -1, 1) + payload
     checked = struct.pack(">ibI", 0, 2, crc32c(body)) + body
     return struct.pack(">qi", 0, len(checked)) + checked
 

@@ -40,9 +40,11 @@ _HOW_TO_SET_OWN = {
 # C1 only and the serial collector: 3.0 s instead of 5.6 s until three brokers take writes on two cores. A second
 # compiler thread would compile more, not sooner. The heap is small on purpose: a broker's cache is the system's page
 # cache, not its heap; but young objects have room for a whole start, which else stops five times to collect them.
+# Java does not exit on OutOfMemoryError: a record that claims to be larger than the heap is a request that fails, and
+# a few bytes can claim that.
 _JVM = (
     "-Xms96m", "-XX:NewSize=48m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:CICompilerCount=1",
-    "-XX:-UsePerfData", "-Xss512k", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true", "-Dfile.encoding=UTF-8",
+    "-XX:-UsePerfData", "-Xss512k", "-Djava.awt.headless=true", "-Dfile.encoding=UTF-8",
     # There is but one class loader, so no logger need look for the one it was called from.
     "-Dlog4j2.contextSelector=org.apache.logging.log4j.core.selector.BasicContextSelector",
 )  # fmt: skip
