@@ -291,7 +291,7 @@ def test_a_paused_node_is_noticed_and_runs_on(
     assert re.search(r"problem +broker-3 .* is fenced", done.out)
     done = run("resume", "3", home=home)
     assert done.code == 0
-    assert "broker-3 runs on" in done.err
+    assert "broker-3 is resumed" in done.err
     eventually(lambda: status(run, home)["state"] == "up", 60)
 
 
