@@ -152,7 +152,7 @@ def test_damage_is_told_with_its_place(copied: Segment) -> None:
     copied.log.write_bytes(data)
     with pytest.raises(Failed, match=f"byte {batches[1].position}"):
         list(copied.batches())
-    with pytest.raises(UsageError, match="no segment"):
+    with pytest.raises(UsageError, match="not a segment"):
         Segment(copied.log.with_name("notes.log"))
 
 
