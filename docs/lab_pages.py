@@ -33,9 +33,17 @@ def fill(page: Path, home: Home) -> None:
         if results[0].verdict != "green":
             raise SystemExit(f"{page.name}: the run of {found[2]} in {home.root} is {results[0].verdict}")
         blocks = story(results[0], result_folder(home, found[2]))
-        return found[1] + "\n\n".join(blocks) + "\n\n" + found[3]
+        return found[1] + without_paths("\n\n".join(blocks), home) + "\n\n" + found[3]
 
     page.write_text(MARKED.sub(told, page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def without_paths(text: str, home: Home) -> str:
+    """The text with the home as a reader has it, also where a long cell was cut off in the middle of the path."""
+    root = str(home.root)
+    for end in range(len(root), 1, -1):
+        text = text.replace(root[:end] + "…", "…")
+    return text.replace(root, ".headrace")
 
 
 def story(result: LabResult, folder: Path) -> Iterator[str]:

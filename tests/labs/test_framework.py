@@ -38,7 +38,7 @@ from headrace.labs.runner import ordered
 from headrace.labs.workbench import Stopped, TooBusy, Workbench
 from headrace.runtime.waiting import NotYet, eventually
 from tests.conftest import Headrace
-from tests.labs.commands import require_real
+from tests.labs.commands import files_that_nothing_made, require_real
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -444,6 +444,7 @@ def test_every_lab_is_told_in_the_pages_with_commands_that_can_be_typed() -> Non
         assert commands, lab.name
         for line in commands:
             require_real(line)
+        assert not files_that_nothing_made(commands), lab.name
 
 
 def test_needs_and_labs_are_values() -> None:
