@@ -63,12 +63,12 @@ def test_an_expression_of_a_sink_that_throws_is_a_dead_letter_with_its_sink(
     assert sorted((letter["value"][6:9], letter["rule"], letter["reason"]) for letter in shop.dead()) == sorted(
         [
             (b" 0,", "where", "the expression failed: 100 / id > 0"),
-            (b" 4,", "into", f"tables/selected: the expression failed of its select: {share}"),
-            (b" 5,", "into", "tables/selected: the expression failed of its select: cast(text as int)"),
-            (b" 7,", "into", "tables/wanted: the expression failed of its where: 1000 / (id - 7) > 0"),
-            (b" 15", "into", "tables/merged: the expression failed of its aggregate: cast(text as DOUBLE)"),
-            (b" 20", "into", f"tables/merged: the expression failed of its aggregate: {share}"),
-            (b" 60", "into", "tables/selected: the expression failed of its select: cast(text as int)"),
+            (b" 4,", "into", f"tables/selected: an expression of its select failed: {share}"),
+            (b" 5,", "into", "tables/selected: an expression of its select failed: cast(text as int)"),
+            (b" 7,", "into", "tables/wanted: an expression of its where failed: 1000 / (id - 7) > 0"),
+            (b" 15", "into", "tables/merged: an expression of its aggregate failed: cast(text as DOUBLE)"),
+            (b" 20", "into", f"tables/merged: an expression of its aggregate failed: {share}"),
+            (b" 60", "into", "tables/selected: an expression of its select failed: cast(text as int)"),
             (b" 80", "event_time", "tables/windows: at is outside of all windows"),
             (b" 81", "event_time", "tables/windows: at is outside of all windows"),
         ]
@@ -98,8 +98,8 @@ into = { topic = "<topic>-out", select = { share = "100 / id" }, where = "10 / (
         b'{"share":100.0}', b'{"share":20.0}', b'{"share":25.0}', b'{"share":50.0}'
     ]  # fmt: skip
     told = [dict(record.headers)["headrace.reason"] or b"" for record in consume(shop.cluster, f"{topic}-dead")]
-    where = b"-out: the expression failed of its where: 10 / (id - 3) is not null"
-    select = b"-out: the expression failed of its select: 100 / id"
+    where = b"-out: an expression of its where failed: 10 / (id - 3) is not null"
+    select = b"-out: an expression of its select failed: 100 / id"
     assert sorted(told) == sorted([topic.encode() + select, topic.encode() + where])
 
 
@@ -132,12 +132,12 @@ def test_what_stands_beside_and_inside_of_a_window_function_is_tried_with_each_r
     bad = [row(4, parts=0), row(5), row(6, text="x"), row(7, amount=0), row(9)]
     send(shop.cluster, topic, [row(1), *bad, row(2)])
     assert totals(shop.run()) == {"written": 2, "dead": 5}
-    anew = "tables/anew: the expression failed of its aggregate"
+    anew = "tables/anew: an expression of its aggregate failed"
     assert sorted((letter["value"][7:8], letter["reason"]) for letter in shop.dead()) == [
         (b"4", f"{anew}: amount / parts"),
         (b"5", f"{anew}: 10 / (id - 5)"),
         (b"6", f"{anew}: cast(text as DOUBLE)"),
-        (b"7", "tables/ranked: the expression failed of its select: 100 / amount"),
+        (b"7", "tables/ranked: an expression of its select failed: 100 / amount"),
         (b"9", f"{anew}: 50 / (id - 9)"),
     ]
     found = {r["id"]: (r["speed"], r["running"], r["before"]) for r in shop.rows("tables/anew")}

@@ -148,7 +148,7 @@ class _Demand:
         # The whole first: which of them it was is looked for only where it has failed.
         alone = [F.when(self._tried(f"named_struct('x', {text})").isNull(), text) for text in given.values()]
         what = made.rpartition("_")[2]
-        reason = F.concat(F.lit(f"the expression failed of its {what}: "), F.concat_ws(", ", *alone))
+        reason = F.concat(F.lit(f"an expression of its {what} failed: "), F.concat_ws(", ", *alone))
         scoped = frame.select(*kept, f"{columns}.*")
         computed = scoped.withColumn(made, F.when(when, self._tried(f"named_struct({parts})")))
         failed = F.when(when & F.col(made).isNull(), self._unfit("into", reason))
