@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _LOG_BYTES_PER_NODE = 20_000
 _FOLDER: pytest.StashKey[Path] = pytest.StashKey()
+_ENDS: pytest.StashKey[ExitStack] = pytest.StashKey()
 _CLUSTER: pytest.StashKey[Any] = pytest.StashKey()
 _MARKS: pytest.StashKey[dict[str, tuple[Path, int]]] = pytest.StashKey()
 
@@ -71,8 +72,16 @@ def _own_folder(config: pytest.Config) -> Path:
         ends = ExitStack()
         ends.enter_context(ended_like_ctrl_c(signal.SIGTERM, signal.SIGHUP))
         ends.callback(_remove, config)
+        config.stash[_ENDS] = ends
         config.add_cleanup(ends.close)
     return config.stash[_FOLDER]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker removes its cluster before it reports its end: pytest-xdist kills it 10 s later."""
+    ends = session.config.stash.get(_ENDS, None)
+    if ends and hasattr(session.config, "workerinput"):
+        ends.close()
 
 
 def _shared_folder(config: pytest.Config) -> Path | None:
