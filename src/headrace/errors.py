@@ -1,21 +1,22 @@
 """Every exception that headrace raises on purpose.
 
     HeadraceError                 exit code, HTTP status
-    ├── UsageError                2  400   what was asked for cannot be asked for
+    ├── UsageError                2  400   the request is invalid
     │   ├── ConfigError           2  400   headrace.toml, a flag or an environment variable is wrong
     │   ├── AlreadyExists         2  409   what was to be created exists
     │   ├── NotFound              2  404   a topic, a group, a subject … of that name does not exist
-    │   └── NotAllowed            2  403   it exists, but it may not be changed here
+    │   └── NotAllowed            2  403   it exists, but must not be changed here
     ├── SetupError                3  409   this machine is not ready: Java, port, disk, jars, permissions
     ├── Unreachable               4  503   no cluster answers at the address
-    └── Failed                    1  409   it was tried and did not work
+    └── Failed                    1  409   the operation failed
         ├── NodeFailed            1  409   a process of the cluster did not start, or died
-        ├── TimedOut              1  409   it takes longer than it was given; what was begun goes on
+        ├── TimedOut              1  409   the operation takes longer than its timeout; it goes on
+        ├── Fenced                1  409   another producer has taken over the transactional id
         ├── Incompatible          1  409   a registry refuses a schema: it breaks readers of the subject
         └── CodecError            1  409   a record does not fit its schema, or its bytes are damaged
 
-Each one says four things: the problem, why it is so, what to try, and where to look.
-They are printed in one place, the error boundary of the command line; the console's API answers with the status.
+Each has four parts: the problem, its cause, what to try, and where to look. Exit code and HTTP status follow from the
+class: the command line's error boundary (`cli/app.py`) and the console's API (`console/api.py`) never read the words.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 
 
 class HeadraceError(Exception):
-    """The base of all: catch this one to catch whatever headrace raises on purpose."""
+    """The base class: catch it to catch every error that headrace raises on purpose."""
 
     exit_code = 1
     http_status = 409
@@ -57,7 +58,7 @@ class HeadraceError(Exception):
 
 
 class UsageError(HeadraceError):
-    """What was asked for cannot be asked for."""
+    """The request is invalid."""
 
     exit_code = 2
     http_status = 400
@@ -74,7 +75,7 @@ class NotFound(UsageError):
 
 
 class NotAllowed(UsageError):
-    """It exists, but it may not be changed here."""
+    """It exists, but must not be changed here."""
 
     http_status = 403
 
@@ -99,7 +100,7 @@ class Unreachable(HeadraceError):
 
 
 class Failed(HeadraceError):
-    """It was tried, and it did not work."""
+    """The operation failed."""
 
 
 class NodeFailed(Failed):
@@ -107,7 +108,11 @@ class NodeFailed(Failed):
 
 
 class TimedOut(Failed):
-    """It takes longer than it was given. What was begun goes on: ask again."""
+    """The operation takes longer than its timeout. It goes on: ask again."""
+
+
+class Fenced(Failed):
+    """Another producer with the same transactional id has been opened since, or the transaction lasted too long."""
 
 
 class Incompatible(Failed):
