@@ -1,40 +1,73 @@
-"""`Pipeline`: a declaration, and what can be done with it from Python.
+"""`Pipeline`: a declaration, and everything that can be done with it.
 
 pipeline = Pipeline.from_file("headrace.toml", "breadcrumbs")
 run = pipeline.run(cluster, once=True)
 print(run.ledger)
+
+The command line, the console, the labs and Python programs all call these methods and only format the results. A run is
+orchestrated here, in the foreground (`run`) and for the background process (`begin`). What only one verb needs is
+imported by it: `pipeline list` answers at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import SetupError, Unreachable
+from headrace.errors import ConfigError, Failed, HeadraceError, NotFound, SetupError, UsageError
 from headrace.home import FILE, Home
-from headrace.pipeline import declaration as declarations
-from headrace.pipeline.declaration import Declaration, Trigger
-from headrace.pipeline.folder import PipelineFolder
-from headrace.pipeline.ledger import Ledger, Line, RunLine, SinkLine
+from headrace.kafka import Connection, HasBootstrap, connect
+from headrace.pipeline.books.checkpoint import Checkpoint
+from headrace.pipeline.books.folder import PipelineFolder
+from headrace.pipeline.books.ledger import BatchEntry, JoinLine, Ledger, Line, LookupLine, RunLine, SinkLine
+from headrace.pipeline.declare.checks import check
+from headrace.pipeline.declare.declaration import DeadLetters, Declaration, Trigger
+from headrace.pipeline.declare.graph import read_graph
+from headrace.pipeline.declare.reading import declared, read
 from headrace.progress import SILENT, Progress
-from headrace.transport.client import Connection, HasBootstrap, connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
-    from headrace.pipeline.run import Run, RunOptions
-    from headrace.transport.schemas import Registry
+    from headrace.kafka import Topic
+    from headrace.pipeline.books.dead_letters import Group, Letter, Wanted
+    from headrace.pipeline.books.redrive import RedrivePlan, RedriveReport
+    from headrace.pipeline.books.rewind import Moved, RewindPlan
+    from headrace.pipeline.books.status import PipelineStatus
+    from headrace.pipeline.spark.run import Run
+    from headrace.schemas import Registry
+
+
+def _ignore(_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class RunObserver:
+    """Callbacks for what happens during a run. They may be called from another thread."""
+
+    #: Messages for a person: what the run waits for, what changed.
+    say: Callable[[str], None] = _ignore
+    #: Called after every batch.
+    on_batch: Callable[[BatchEntry], None] = _ignore
+    #: Called with the rows that a console sink shows.
+    show: Callable[[str, list[dict[str, object]]], None] | None = None
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """How a run went: its totals, the lines of its ledger, and what it brought to each sink."""
+    """The result of a run: its totals, its ledger by partition, and its ledger by sink."""
 
     run: RunLine
     ledger: tuple[Line, ...]
     sinks: tuple[SinkLine, ...] = ()
+    #: The versions of what was looked up.
+    lookups: tuple[LookupLine, ...] = ()
+    joins: tuple[JoinLine, ...] = ()
 
     def __str__(self) -> str:
         outcomes = self.run.outcomes
@@ -44,10 +77,10 @@ class RunReport:
 
 
 class Pipeline:
-    """One declared pipeline. What it keeps lies in `home`, by default the `.headrace` beside headrace.toml."""
+    """One declared pipeline. Its files are in `home`, by default the `.headrace` beside headrace.toml."""
 
     def __init__(self, declaration: Declaration, home: Home | Path | str | None = None) -> None:
-        declarations.check(declaration)
+        check(declaration)
         self.declaration = declaration
         self.home = home if isinstance(home, Home) else Home.find(home, declaration.folder)
         self.folder = PipelineFolder(self.home, declaration.name)
@@ -56,15 +89,53 @@ class Pipeline:
     def from_file(cls, file: Path | str, name: str, home: Home | Path | str | None = None) -> Pipeline:
         """The pipeline of that name in the file."""
         path = Path(file)
-        return cls(declarations.read(path / FILE if path.is_dir() else path, name), home)
+        return cls(read(path / FILE if path.is_dir() else path, name), home)
+
+    @classmethod
+    def all_of(cls, file: Path, home: Home) -> list[Pipeline]:
+        """Every pipeline that the file declares."""
+        return [cls.from_file(file, name, home) for name in cls.names(file)]
+
+    @staticmethod
+    def names(file: Path) -> tuple[str, ...]:
+        """The names of the pipelines that the file declares."""
+        return declared(file)
 
     @property
     def name(self) -> str:
         return self.declaration.name
 
-    @property
-    def ledger(self) -> Ledger:
-        return Ledger(self.folder.root)
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def session(self, master: str | None = None, progress: Progress = SILENT) -> Iterator[SparkSession]:
+        """A Spark session with the settings of this pipeline; it is stopped at the end of the block."""
+        with spark_session(self.home, master, progress, self.declaration.spark) as spark:
+            yield spark
+
+    def explain(
+        self, spark: SparkSession | None = None, registry: Registry | str | None = None, *, progress: Progress = SILENT
+    ) -> list[tuple[str, StructType]]:
+        """The schema after each step. A mistake in the declaration is an error that names its line."""
+        from headrace.pipeline.spark.run import Run
+        from headrace.pipeline.spark.session import java_alive
+
+        with self._given_or_new(spark, progress) as session, java_alive(), self._with_registry("", registry) as used:
+            return Run(session, self.declaration, self.folder, Connection(""), used).prepare().check()
+
+    def export(self, folder: Path | str, spark: SparkSession | None = None, *, progress: Progress = SILENT) -> Path:
+        """A plain PySpark job that does the same without headrace is in the folder; returns its file.
+
+        Its header says how to run it and what is lost. What cannot be expressed so is an error that names its line.
+        """
+        from headrace.pipeline.spark.export import export
+        from headrace.pipeline.spark.run import Run
+        from headrace.pipeline.spark.session import java_alive
+
+        with self._given_or_new(spark, progress) as session, java_alive():
+            if not self.declaration.needs_registry:  # else it is refused anyway
+                Run(session, self.declaration, self.folder, Connection(""), None).prepare().check()
+            return export(session, self.declaration, self.dead_letter_queue, Path(folder))
 
     def run(
         self,
@@ -73,69 +144,275 @@ class Pipeline:
         once: bool = False,
         spark: SparkSession | None = None,
         registry: Registry | str | None = None,
-        options: RunOptions | None = None,
+        observer: RunObserver | None = None,
+        retry_for_s: float | None = None,
     ) -> RunReport:
-        """All that is there goes through (`once`), or the pipeline runs until it is interrupted.
+        """Process all records that are there now (`once`), or run until Ctrl-C, which ends after the current batch.
 
-        Without `spark` a session is started for it and stopped behind it.
+        Without `spark`, a session is started and stopped. `retry_for_s` is how long to wait for an unreachable Kafka or
+        registry; None: forever.
         """
-        from headrace.pipeline.run import RunOptions
-        from headrace.pipeline.session import stop_spark
-
-        options = options or RunOptions()
-        if once:
-            options = replace(options, trigger=Trigger("once"))
-        session = spark or self.start_session()
-        try:
-            run = self.begin(session, where, registry, options)
+        observer = observer or RunObserver()
+        with self._given_or_new(spark) as session:
+            run = self.begin(session, where, registry, observer, once=once, retry_for_s=retry_for_s)
             try:
                 run.wait()
             except KeyboardInterrupt:
+                observer.say(
+                    "stopping after the current batch; Ctrl-C again stops now, and the next run repeats the batch"
+                )
                 run.stop()
-            return self.report(run.name)
-        finally:
-            if spark is None:
-                stop_spark()
+        return self.report(run.name)
 
     def begin(
         self,
         spark: SparkSession,
         where: HasBootstrap | str,
         registry: Registry | str | None = None,
-        options: RunOptions | None = None,
+        observer: RunObserver | None = None,
+        *,
+        once: bool = False,
+        retry_for_s: float | None = None,
     ) -> Run:
-        """The pipeline runs on that session; `wait` and `stop` are the caller's."""
-        from headrace.pipeline.run import Run
+        """Start a run on that session; the caller calls `wait` and `stop`."""
+        from headrace.pipeline.spark.run import Run, RunOptions
 
-        asked = self._registry(where, registry)
-        run = Run(spark, self.declaration, self.folder, connect(where), asked, options)
-        if asked is not None and asked is not registry:
-            run.close_behind(asked)
+        options = RunOptions(Trigger("once") if once else None, observer or RunObserver(), retry_for_s)
+        used = self._registry(where, registry)
+        run = Run(spark, self.declaration, self.folder, connect(where), used, options)
+        if used is not None and used is not registry:
+            run.close_behind(used)
         run.start()
         return run
 
-    def start_session(
-        self, master: str | None = None, progress: Progress = SILENT, conf: Mapping[str, str] | None = None
-    ) -> SparkSession:
-        """A Spark session as this pipeline needs it."""
-        return start_session(self.home, master, progress, {**self.declaration.spark, **(conf or {})})
+    def start(
+        self, where: HasBootstrap | str, *, registry: Registry | str | None = None, master: str | None = None
+    ) -> bool:
+        """Run in the background process of the home; return when it runs. False if it runs already."""
+        from headrace.pipeline.background import Background
 
-    def explain(self, spark: SparkSession, registry: Registry | str | None = None) -> list[tuple[str, Any]]:
-        """The schema after each step; what is wrong is told with its line."""
-        from headrace.pipeline.run import Run
-        from headrace.pipeline.session import java_alive
+        if self.declaration.file is None:
+            raise UsageError(f"{self.name} is not declared in a file", why="the background process reads it from there")
+        if self.folder.is_locked:
+            return False
+        connection, used = connect(where), self._registry(where, registry)
+        document = {
+            "file": str(self.declaration.file.absolute()), "bootstrap": connection.bootstrap,
+            "properties": dict(connection.properties), "registry": used.url if used else None, "master": master,
+        }  # fmt: skip
+        Background(self.home).start(self.name, document)
+        return True
 
-        with java_alive():
-            run = Run(spark, self.declaration, self.folder, Connection(""), self._registry("", registry))
-            return run.prepare().check()
+    def stop(self, *, timeout_s: float | None = None, now: bool = False) -> bool:
+        """Stop it in the background after the current batch; with `now`, in the middle of it. False if it did not run.
+
+        If the batch takes longer than `timeout_s` (5 minutes), `TimedOut` is raised; it still stops after the batch.
+        """
+        from headrace.pipeline.background import Background
+
+        ran = bool(Background(self.home).stop(self.name, timeout_s=timeout_s, now=now))
+        if not ran and self.folder.is_locked:
+            raise Failed(
+                f"{self.name} does not run in the background",
+                why=self.folder.lock_file.read_text(encoding="utf-8") + " runs it",
+                hint="Ctrl-C in its terminal",
+            )
+        return ran
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """`running`, `waiting`, or how the last run ended: `finished`, `stopped`, `failed`, `cut off`; `never run`."""
+        state = str(self.folder.state.get("state", "never run"))
+        return "cut off" if state == "running" and not self.folder.is_locked else state
+
+    def status(
+        self, where: HasBootstrap | str | None = None, *, extents: Mapping[str, Topic | None] | None = None
+    ) -> PipelineStatus:
+        """Progress and lag, whether it runs or not. Lag is unknown without a Kafka (`where`) or the topics' extents."""
+        from headrace.pipeline.books.status import status
+
+        connection = connect(where) if where is not None else None
+        return status(connection, self.home, self.declaration, extents=extents)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What happened to every record, in all runs."""
+        return Ledger(self.folder.root)
 
     def report(self, run: str) -> RunReport:
+        """The report of the run of that name."""
         book = self.ledger
-        return RunReport(book.run(run), tuple(book.lines(run)), tuple(book.sinks(run)))
+        return RunReport(
+            book.run(run), tuple(book.lines(run)), tuple(book.sinks(run)), tuple(book.lookups(run)),
+            tuple(book.joins(run)),
+        )  # fmt: skip
 
-    def _registry(self, where: Any, given: Registry | str | None) -> Registry | None:
-        """The registry that was named, else that of a cluster which has one; none where there is no need of it."""
-        from headrace.transport.schemas import Registry
+    def kept_state(
+        self, key: str | None = None, *, limit: int = 20, spark: SparkSession | None = None, progress: Progress = SILENT
+    ) -> list[dict[str, Any]]:
+        """What a join or an aggregate of mode watermark keeps, as of the last batch: `of` which part, `key`, `value`.
+
+        At most `limit` entries of each part; with `key`, those in whose key that value is.
+        """
+        from headrace.pipeline.spark.state import kept
+
+        with self._given_or_new(spark, progress) as session:
+            return list(kept(session, self.checkpoint, key, limit))
+
+    # -- dead letters --------------------------------------------------------------------------------------------------
+
+    @property
+    def dead_letter_queue(self) -> DeadLetters:
+        """The topic or the table of its dead letters."""
+        return self.folder.dead_letters(self.declaration)
+
+    def dead_letters(
+        self,
+        where: HasBootstrap | str,
+        wanted: Wanted | None = None,
+        *,
+        samples: int = 3,
+        registry: Registry | str | None = None,
+    ) -> list[Group]:
+        """Its dead letters by rule and reason, with samples and what is wrong with each."""
+        from headrace.pipeline.books.dead_letters import summary
+        from headrace.pipeline.books.diagnosis import diagnose
+
+        found = self._letters(where, wanted)
+        with self._with_registry(where, registry) as used:
+            return summary(
+                found, samples, lambda letter: diagnose(letter, self.declaration.of_topic(letter.topic), used)
+            )
+
+    def save_dead_letters(self, where: HasBootstrap | str, path: Path, wanted: Wanted | None = None) -> int:
+        """Write them to a new file, to edit and send with `RedrivePlan(edit=path)`. Returns their number."""
+        from headrace.pipeline.books.redrive import write_for_editing
+
+        found = self._letters(where, wanted)
+        try:
+            with path.open("x", encoding="utf-8") as out:
+                return write_for_editing(found, out)
+        except FileExistsError:
+            raise UsageError(f"{path} exists", why="it may hold your edits", hint="another name") from None
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written", why=str(error)) from None
+
+    def redrive(
+        self,
+        where: HasBootstrap | str,
+        wanted: Wanted | None = None,
+        plan: RedrivePlan | None = None,
+        *,
+        registry: Registry | str | None = None,
+        progress: Progress = SILENT,
+    ) -> RedriveReport:
+        """Send dead letters to their topics again, each once: all, or those that are `wanted`, as the plan says.
+
+        With `plan.try_rules` Spark applies the current rules to them; the report's `outcomes` are the result.
+        """
+        from headrace.pipeline.books.redrive import RedrivePlan, redrive
+
+        plan = plan or RedrivePlan()
+        connection = connect(where)
+        with ExitStack() as held:
+            trial = None
+            if plan.try_rules:
+                from headrace.pipeline.spark.dry_run import DryRun
+                from headrace.pipeline.spark.run import Run
+
+                def prepare() -> Any:
+                    spark = held.enter_context(self.session(progress=progress))
+                    used = held.enter_context(self._with_registry(where, registry))
+                    return Run(spark, self.declaration, self.folder, connection, used).prepare()
+
+                trial = DryRun(prepare)
+            report = redrive(connection, self._letters(where, wanted), plan, trial)
+        if trial is not None:
+            report.outcomes = sorted((*verdict, records) for verdict, records in trial.outcomes.items())
+        return report
+
+    def _letters(self, where: HasBootstrap | str, wanted: Wanted | None) -> Iterator[Letter]:
+        from headrace.pipeline.books.dead_letters import Wanted, letters
+
+        wanted, topics = wanted or Wanted(), self.declaration.all_topics
+        for span in wanted.spans:
+            if span.topic not in topics:
+                raise UsageError(f"{self.name} does not read {span.topic}", hint=f"--at {topics[0]}/PARTITION/OFFSET")
+        return letters(connect(where), self.dead_letter_queue, replace(wanted, pipeline=self.name))
+
+    # -- the checkpoint ------------------------------------------------------------------------------------------------
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Spark's progress, read without Spark. One that is not on this machine is an error."""
+        return Checkpoint(self.folder.checkpoint(self.declaration))
+
+    def plan_rewind(self, to: str, where: HasBootstrap | str | None = None) -> RewindPlan:
+        """What `rewind` would do. `to`: beginning, end, batch:7, a time, or TOPIC:0=1500,…"""
+        from headrace.pipeline.books.rewind import Target, plan_rewind
+
+        connection = connect(where) if where is not None else None
+        plan = plan_rewind(self.folder, self.declaration, Target.parse(to), connection)
+        if not plan.again or not (views := self.downstream):
+            return plan
+        touched = f"views made from its tables follow at their next update: {', '.join(views)}"
+        return replace(plan, consequences=(*plan.consequences, touched))
+
+    @property
+    def downstream(self) -> list[str]:
+        """The views of its file that are made from its tables, directly or by others."""
+        if self.declaration.file is None:
+            return []
+        graph = read_graph(self.declaration.file, lenient=True)
+        try:
+            return graph.downstream(self.name)
+        except ConfigError:  # a view that cannot be read is reported when it is to be updated
+            return []
+
+    def rewind(self, plan: RewindPlan) -> Moved:
+        """Move its progress as planned; the old checkpoint is backed up."""
+        from headrace.pipeline.books.rewind import rewind
+
+        return rewind(self.folder, self.declaration, plan)
+
+    def fork_checkpoint(self, new_name: str) -> Moved:
+        """Let another pipeline, declared in the same file or not yet, continue from the offsets of this one."""
+        from headrace.pipeline.books.rewind import fork
+
+        new = None
+        if self.declaration.file is not None:
+            with suppress(NotFound):
+                new = read(self.declaration.file, new_name)
+        return fork(self.folder, self.declaration, PipelineFolder(self.home, new_name), new)
+
+    def wipe_checkpoint(self) -> Moved:
+        """Delete its progress: the next run begins at `start`. The old checkpoint is backed up."""
+        from headrace.pipeline.books.rewind import wipe
+
+        return wipe(self.folder, self.declaration)
+
+    # -- what these need -----------------------------------------------------------------------------------------------
+
+    def _given_or_new(
+        self, spark: SparkSession | None, progress: Progress = SILENT
+    ) -> AbstractContextManager[SparkSession]:
+        return self.session(progress=progress) if spark is None else nullcontext(spark)
+
+    @contextmanager
+    def _with_registry(self, where: object, given: Registry | str | None) -> Iterator[Registry | None]:
+        """`_registry`, closed at the end of the block unless it is the caller's."""
+        used = self._registry(where, given)
+        try:
+            yield used
+        finally:
+            if used is not None and used is not given:
+                used.close()
+
+    def _registry(self, where: object, given: Registry | str | None) -> Registry | None:
+        """The given registry, else that of the cluster; None if the declaration needs none."""
+        from headrace.schemas import Registry
 
         if not self.declaration.needs_registry:
             return None
@@ -143,23 +420,20 @@ class Pipeline:
             return given
         url = given
         if url is None:
-            try:
+            with suppress(HeadraceError):
                 url = getattr(where, "registry", None)
-            except Unreachable:
-                url = None
-            except Exception:
-                url = None
         return Registry(url) if url else None
 
 
-def start_session(
+@contextmanager
+def spark_session(
     home: Home, master: str | None = None, progress: Progress = SILENT, conf: Mapping[str, str] | None = None,
     folder: str = "spark",
-) -> SparkSession:  # fmt: skip
-    """A Spark session with the settings that every flow needs; its files lie in the home."""
+) -> Iterator[SparkSession]:  # fmt: skip
+    """A Spark session with the settings that every pipeline needs; its files are in the home."""
     from headrace import config
-    from headrace.pipeline.flow import SETTINGS
-    from headrace.pipeline.session import SessionSpec, start_spark
+    from headrace.pipeline.spark.classify import SETTINGS
+    from headrace.pipeline.spark.session import SessionSpec, start_spark, stop_spark
 
     home.create()
     runtime = config.load(home.config_file).runtime
@@ -167,7 +441,11 @@ def start_session(
         home.root / folder, master or "local[*]", conf={**SETTINGS, **(conf or {})}, progress=progress,
         java_home=runtime.java_home, cache=runtime.cache, ivy_settings=runtime.ivy_settings,
     )  # fmt: skip
-    return start_spark(spec)
+    spark = start_spark(spec)
+    try:
+        yield spark
+    finally:
+        stop_spark()
 
 
 def example(name: str) -> Path:
@@ -176,10 +454,5 @@ def example(name: str) -> Path:
     places = [here / "examples" / name / FILE, here.parents[1] / "examples" / name / FILE]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
-        raise SetupError(f"the example {name} was not found", why=f"looked at {places[0]} and {places[1]}")
+        raise SetupError(f"the example {name} was not found", why=f"searched {places[0]} and {places[1]}")
     return found
-
-
-def all_of(file: Path, home: Home) -> list[Pipeline]:
-    """Every pipeline that the file declares."""
-    return [Pipeline.from_file(file, name, home) for name in declarations.declared(file)]

@@ -1,0 +1,253 @@
+"""The whole file as one graph: topics feed pipelines, pipelines write tables, views are made from tables.
+
+Without Spark: which tables a view reads is found in its SQL by the names behind FROM and JOIN. Cycles, tables that
+nothing writes and tables that two write are errors that name the line. What needs Spark (columns, types) is checked by
+`spark/views.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from headrace.errors import ConfigError, NotFound
+from headrace.pipeline.declare.declaration import Declaration, View
+from headrace.pipeline.declare.reading import declared, declared_views, read, read_view
+
+
+@dataclass(frozen=True)
+class TableNode:
+    """A table that a pipeline or a view writes. `name` is what SQL calls it: the last part of its folder."""
+
+    name: str
+    path: str
+    kind: Literal["delta", "parquet"]
+    #: The pipelines that write it, or the view.
+    writers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DeclaredGraph:
+    """What a file declares, and what depends on what."""
+
+    pipelines: dict[str, Declaration] = field(default_factory=dict)
+    views: dict[str, View] = field(default_factory=dict)
+    file: Path = Path("headrace.toml")
+
+    @cached_property
+    def tables(self) -> dict[str, list[TableNode]]:
+        """By name; a name that several tables have cannot be used in a view."""
+        by_path: dict[str, TableNode] = {}
+        for name, kind, path in self._written():
+            known = by_path.get(path)
+            writers = (*known.writers, name) if known else (name,)
+            by_path[path] = TableNode(path.rstrip("/").rsplit("/", 1)[-1], path, kind, writers)
+        found: dict[str, list[TableNode]] = {}
+        for table in by_path.values():
+            found.setdefault(table.name, []).append(table)
+        return found
+
+    def _written(self) -> Iterator[tuple[str, Any, str]]:
+        for name, declaration in self.pipelines.items():
+            for sink in declaration.sinks:
+                if sink.type.table:
+                    yield name, sink.type.table, declaration.location(sink.kind, sink.target)
+        for name, view in self.views.items():
+            yield name, "delta", view.location("table", view.target)
+
+    def sources(self, view: str) -> dict[str, TableNode]:
+        """The tables that the view reads. One that there is not is an error with the view's line."""
+        declared = self.views[view]
+        return {name: self._table(declared, name) for name in table_names(declared.sql, set(self.tables))}
+
+    def _table(self, view: View, name: str) -> TableNode:
+        found = self.tables.get(name, [])
+        if not found:
+            near = difflib.get_close_matches(name, self.tables, n=1)
+            raise view.wrong(
+                f"there is no table {name!r}", "sql",
+                why=f"pipelines and views of this file write {', '.join(self.tables) or 'none'}",
+                hint=f"did you mean {near[0]}?" if near else "a table has the name of its folder",
+            )  # fmt: skip
+        if len(found) > 1:
+            raise view.wrong(
+                f"{name!r} is the name of {len(found)} tables", "sql",
+                why=", ".join(f"{table.path} of {table.writers[0]}" for table in found),
+                hint="another name for one of the folders",
+            )  # fmt: skip
+        if found[0].kind != "delta":
+            raise view.wrong(
+                f"a view cannot read {name!r}, a {found[0].kind} table", "sql",
+                why="which rows have changed is found by Delta's versions", hint='delta = "FOLDER" in its pipeline',
+            )  # fmt: skip
+        return found[0]
+
+    def needs(self, name: str) -> set[str]:
+        """The pipelines and views that write what this one reads."""
+        if name in self.pipelines:
+            return {other for topic in self.pipelines[name].topics for other in self._senders.get(topic, ())} - {name}
+        return {writer for table in self.sources(name).values() for writer in table.writers}
+
+    @cached_property
+    def _senders(self) -> dict[str, list[str]]:
+        """By topic: the pipelines that write to it."""
+        found: dict[str, list[str]] = {}
+        for name, declaration in self.pipelines.items():
+            for sink in declaration.sinks:
+                if sink.type.is_topic:
+                    found.setdefault(sink.target, []).append(name)
+        return found
+
+    @cached_property
+    def order(self) -> list[str]:
+        """Pipelines and views, each behind what it needs. A cycle is an error that names it."""
+        order: list[str] = []
+        for name in (*self.pipelines, *self.views):
+            self._visit(name, (), order)
+        return order
+
+    def _visit(self, name: str, path: tuple[str, ...], order: list[str]) -> None:
+        if name in path and name in self.pipelines:
+            return  # topics may lead in a circle: records that come round again are read by the next run
+        if name in path:
+            cycle = [*path[path.index(name) :], name]
+            raise self.views[name].wrong(
+                f"the view {name} is made from itself", "sql", why=" ← ".join(cycle),
+                hint="each table of a graph is made from others",
+            )  # fmt: skip
+        if name not in order:
+            for needed in sorted(self.needs(name)):
+                self._visit(needed, (*path, name), order)
+            order.append(name)
+
+    def downstream(self, *names: str) -> list[str]:
+        """The views that depend on these, directly or by others, in order."""
+        touched = set(names)
+        for name in self.order:
+            if self.needs(name) & touched:
+                touched.add(name)
+        return [name for name in self.order if name in touched and name in self.views and name not in names]
+
+    def check(self) -> DeclaredGraph:
+        """The same, in which nothing is wrong that can be known without Spark."""
+        for name, view in self.views.items():
+            if name in self.pipelines:
+                raise view.wrong(f"{name} is a pipeline, too", why="commands know both by their names")
+            place = view.location("table", view.target)
+            (table,) = (table for found in self.tables.values() for table in found if table.path == place)
+            if len(table.writers) > 1:
+                raise view.wrong(
+                    f"{view.target} is written twice", "into",
+                    why=f"by {' and '.join(table.writers)}", hint='into = "FOLDER": a folder of its own',
+                )  # fmt: skip
+        _ = self.order
+        return self
+
+    def view(self, name: str) -> View:
+        """The view of that name."""
+        if name not in self.views:
+            known = ", ".join((*self.pipelines, *self.views)) or "nothing"
+            raise NotFound(f"there is no view {name!r}", why=f"{self.file.name} declares {known}")
+        return self.views[name]
+
+
+def read_graph(file: Path, *, lenient: bool = False) -> DeclaredGraph:
+    """What the file declares, checked. `lenient`: without pipelines that cannot be read, and not checked."""
+    pipelines: dict[str, Declaration] = {}
+    for name in declared(file):
+        try:
+            pipelines[name] = read(file, name)
+        except ConfigError:
+            if not lenient:
+                raise
+    graph = DeclaredGraph(pipelines, {name: read_view(file, name) for name in declared_views(file)}, file)
+    return graph if lenient else graph.check()
+
+
+# -- the tables that a query names -------------------------------------------------------------------------------------
+
+_TOKEN = re.compile(
+    r"--[^\n]*|/\*.*?\*/|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`(?P<quoted>(?:[^`]|``)+)`|(?P<word>[^\W\d]\w*)|(?P<mark>\S)",
+    re.DOTALL,
+)
+#: Functions with a FROM of their own: extract(year from at).
+_WITH_FROM = {"extract", "trim", "substring", "substr", "overlay", "position"}
+_ENDS_FROM = {"where", "group", "order", "having", "limit", "union", "intersect", "except", "select", "window", "view"}
+_NOT_TABLES = {"values", "select", "from"}
+
+
+@dataclass
+class _Level:
+    """What is known inside a pair of parentheses."""
+
+    function: str = ""
+    expects_table: bool = False
+    in_from: bool = False
+
+
+def table_names(sql: str, known: set[str]) -> list[str]:
+    """The tables behind FROM and JOIN, without the queries of WITH and without table functions."""
+    words = _words(sql)
+    return [name for name in dict.fromkeys(_behind_from(words)) if name not in _with_names(words) or name in known]
+
+
+def _words(sql: str) -> list[tuple[str, str]]:
+    """The names (`word`, `quoted`) and marks of the query, without comments and texts."""
+    found = [(match.lastgroup, match[match.lastgroup]) for match in _TOKEN.finditer(sql) if match.lastgroup]
+    return [*[(kind, text.replace("``", "`")) for kind, text in found], ("mark", ";")]
+
+
+def _behind_from(words: list[tuple[str, str]]) -> Iterator[str]:
+    levels, before, at = [_Level()], "", 0
+    while at < len(words):
+        kind, text = words[at]
+        level, lower = levels[-1], text.lower() if kind == "word" else ""
+        if kind == "mark":
+            _take_mark(text, levels, before)
+        elif lower == "join" or (lower == "from" and before != "distinct" and level.function not in _WITH_FROM):
+            level.expects_table = level.in_from = True
+        elif lower in _ENDS_FROM:
+            level.expects_table = level.in_from = False
+        elif level.expects_table and lower != "lateral":
+            level.expects_table = False
+            name, at = _dotted(words, at)
+            if words[at + 1] != ("mark", "(") and lower not in _NOT_TABLES:
+                yield name
+        before = lower
+        at += 1
+
+
+def _take_mark(text: str, levels: list[_Level], before: str) -> None:
+    """Parentheses begin and end a level; a comma may be followed by another table."""
+    level = levels[-1]
+    if text == ",":
+        level.expects_table = level.in_from
+    elif text == "(":
+        level.expects_table = False
+        levels.append(_Level(function=before))
+    elif text == ")" and len(levels) > 1:
+        levels.pop()
+
+
+def _dotted(words: list[tuple[str, str]], at: int) -> tuple[str, int]:
+    """A name with all of its parts, and where it ends."""
+    name = words[at][1]
+    while words[at + 1] == ("mark", ".") and words[at + 2][0] != "mark":
+        at += 2
+        name += f".{words[at][1]}"
+    return name, at
+
+
+def _with_names(words: list[tuple[str, str]]) -> set[str]:
+    """The names of queries: NAME AS (SELECT …."""
+    return {
+        text
+        for at, (kind, text) in enumerate(words[:-3])
+        if kind != "mark" and words[at + 1][1].lower() == "as" and words[at + 2] == ("mark", "(")
+        and words[at + 3][1].lower() in {"select", "with", "from", "values", "("}
+    }  # fmt: skip
