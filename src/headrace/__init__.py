@@ -1,9 +1,9 @@
 """headrace: a real Kafka cluster, records in and out, and Spark pipelines over it, from Python.
 
     file or producer ──▶ Kafka cluster ──▶ Spark pipeline ──▶ table, topic
-         transport          cluster           pipeline
+        kafka.write          cluster           pipeline          tables
                                │
-                               └──▶ consumer (transport)
+                               └──▶ consumer (kafka.read)
 
 These names are the public API; docs/api.md describes each. They load nothing heavy until they are used.
 """
@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from headrace.cluster import Cluster
+    from headrace import samples
+    from headrace.cluster import Cluster, Segment
+    from headrace.connect import Connectors
     from headrace.errors import (
         AlreadyExists,
         CodecError,
         ConfigError,
         Failed,
+        Fenced,
         HeadraceError,
         Incompatible,
         NodeFailed,
@@ -31,57 +34,76 @@ if TYPE_CHECKING:
         Unreachable,
         UsageError,
     )
-    from headrace.pipeline.pipeline import Pipeline, RunReport
-    from headrace.pipeline.tables import Query, read_table
-    from headrace.transport.admin import Admin
-    from headrace.transport.client import Connection
-    from headrace.transport.codec import open_codec
-    from headrace.transport.connectors import Connectors
-    from headrace.transport.consume import consume, consume_arrow
-    from headrace.transport.groups import Groups, ResetTo
-    from headrace.transport.inputs import InputOptions
-    from headrace.transport.offsets import Start, Until
-    from headrace.transport.pace import Pace
-    from headrace.transport.partitioner import partition_of
-    from headrace.transport.plot import Scatter, Series
-    from headrace.transport.produce import ProduceOptions, ProduceReport, produce
-    from headrace.transport.reading import ConsumeOptions
-    from headrace.transport.records import Filter, Record
-    from headrace.transport.schemas import Registry, Schema
-    from headrace.transport.shaping import Shaping
-    from headrace.transport.topics import NewTopic
-    from headrace.transport.transactions import transaction
+    from headrace.home import Home
+    from headrace.kafka import (
+        Connection,
+        Kafka,
+        NewTopic,
+        Partition,
+        Quorum,
+        ResetTo,
+        Start,
+        Topic,
+        TransactionPlan,
+        TransactionReport,
+        Until,
+        produce_in_transactions,
+        transaction,
+    )
+    from headrace.kafka.read import ConsumeOptions, Filter, Record, Scatter, Series, consume, consume_arrow, reading
+    from headrace.kafka.write import (
+        InputOptions,
+        Pace,
+        ProduceOptions,
+        ProduceReport,
+        Shape,
+        Shaping,
+        partition_of,
+        produce,
+    )
+    from headrace.pipeline import (
+        Graph,
+        GraphReport,
+        Pipeline,
+        RedrivePlan,
+        RunObserver,
+        RunReport,
+        SinkWriter,
+        ViewUpdate,
+        Wanted,
+        example,
+        register_sink,
+        spark_session,
+    )
+    from headrace.query import Result, sql
+    from headrace.runtime import NotYet, eventually
+    from headrace.schemas import Decoded, Registry, Schema, SchemaCodec, open_codec
+    from headrace.tables import Limits, Query, read_table
 else:
     from headrace.lazy import lazy_exports
 
-    __getattr__ = lazy_exports(__name__, {
-        "cluster": ["Cluster"],
-        "errors": ["AlreadyExists", "CodecError", "ConfigError", "Failed", "HeadraceError", "Incompatible",
+    __getattr__, _ = lazy_exports(__name__, {
+        "cluster": ["Cluster", "Segment"],
+        "errors": ["AlreadyExists", "CodecError", "ConfigError", "Failed", "Fenced", "HeadraceError", "Incompatible",
             "NodeFailed", "NotAllowed", "NotFound", "SetupError", "TimedOut", "Unreachable", "UsageError"],
-        "pipeline.pipeline": ["Pipeline", "RunReport"],
-        "pipeline.tables": ["Query", "read_table"],
-        "transport.admin": ["Admin"],
-        "transport.client": ["Connection"],
-        "transport.codec": ["open_codec"],
-        "transport.connectors": ["Connectors"],
-        "transport.consume": ["consume", "consume_arrow"],
-        "transport.groups": ["Groups", "ResetTo"],
-        "transport.inputs": ["InputOptions"],
-        "transport.offsets": ["Start", "Until"],
-        "transport.pace": ["Pace"],
-        "transport.partitioner": ["partition_of"],
-        "transport.plot": ["Scatter", "Series"],
-        "transport.produce": ["ProduceOptions", "ProduceReport", "produce"],
-        "transport.reading": ["ConsumeOptions"],
-        "transport.records": ["Filter", "Record"],
-        "transport.schemas": ["Registry", "Schema"],
-        "transport.shaping": ["Shaping"],
-        "transport.topics": ["NewTopic"],
-        "transport.transactions": ["transaction"],
+        "home": ["Home"],
+        "kafka": ["Connection", "Kafka", "NewTopic", "Partition", "Quorum", "ResetTo", "Start", "Topic",
+            "TransactionPlan", "TransactionReport", "Until", "produce_in_transactions", "transaction"],
+        "kafka.read": ["ConsumeOptions", "Filter", "Record", "Scatter", "Series", "consume", "consume_arrow",
+            "reading"],
+        "kafka.write": ["InputOptions", "Pace", "ProduceOptions", "ProduceReport", "Shape", "Shaping",
+            "partition_of", "produce"],
+        "pipeline": ["Graph", "GraphReport", "Pipeline", "RedrivePlan", "RunObserver", "RunReport", "SinkWriter",
+            "ViewUpdate", "Wanted", "example", "register_sink", "spark_session"],
+        "query": ["Result", "sql"],
+        "runtime": ["NotYet", "eventually"],
+        "samples": [],
+        "connect": ["Connectors"],
+        "schemas": ["Decoded", "Registry", "Schema", "SchemaCodec", "open_codec"],
+        "tables": ["Limits", "Query", "read_table"],
     })  # fmt: skip
 
 __all__ = [
-    "Admin",
     "AlreadyExists",
     "Cluster",
     "CodecError",
@@ -89,41 +111,70 @@ __all__ = [
     "Connection",
     "Connectors",
     "ConsumeOptions",
+    "Decoded",
     "Failed",
+    "Fenced",
     "Filter",
-    "Groups",
+    "Graph",
+    "GraphReport",
     "HeadraceError",
+    "Home",
     "Incompatible",
     "InputOptions",
+    "Kafka",
+    "Limits",
     "NewTopic",
     "NodeFailed",
     "NotAllowed",
     "NotFound",
+    "NotYet",
     "Pace",
+    "Partition",
     "Pipeline",
     "ProduceOptions",
     "ProduceReport",
     "Query",
+    "Quorum",
     "Record",
+    "RedrivePlan",
     "Registry",
     "ResetTo",
+    "Result",
+    "RunObserver",
     "RunReport",
     "Scatter",
     "Schema",
+    "SchemaCodec",
+    "Segment",
     "Series",
     "SetupError",
+    "Shape",
     "Shaping",
+    "SinkWriter",
     "Start",
     "TimedOut",
+    "Topic",
+    "TransactionPlan",
+    "TransactionReport",
     "Unreachable",
     "Until",
     "UsageError",
+    "ViewUpdate",
+    "Wanted",
     "__version__",
     "consume",
     "consume_arrow",
+    "eventually",
+    "example",
     "open_codec",
     "partition_of",
     "produce",
+    "produce_in_transactions",
     "read_table",
+    "reading",
+    "register_sink",
+    "samples",
+    "spark_session",
+    "sql",
     "transaction",
 ]

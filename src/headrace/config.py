@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError
+from headrace.text import parse_size
 
-Flags = Mapping[str, Any]
+Flags = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Key:
     """One setting: where it may stand and how its text is read."""
 
     name: str
-    read: Callable[[Any], Any]
-    default: Any
+    read: Callable[[object], object]
+    default: object
     help: str
 
     @property
@@ -38,16 +39,16 @@ class Key:
 
 
 #: Where a value may stand: what the place is called, and how it is looked for there.
-Places = Sequence[tuple[str, Callable[[Key], Any]]]
+Places = Sequence[tuple[str, Callable[[Key], object]]]
 
 
-def _whole(value: Any) -> int:
+def _whole(value: object) -> int:
     if isinstance(value, bool) or not re.fullmatch(r"-?\d+", str(value).strip()):
         raise ValueError("a whole number is expected")
-    return int(value)
+    return int(str(value))
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: object) -> Sequence[object]:
     if isinstance(value, str):
         return value.split(",")
     if not isinstance(value, list | tuple):
@@ -55,59 +56,56 @@ def _list(value: Any) -> list[Any]:
     return list(value)
 
 
-def _words(value: Any) -> tuple[str, ...]:
+def _words(value: object) -> tuple[str, ...]:
     cleaned = tuple(str(word).strip() for word in _list(value))
     if not all(cleaned):
         raise ValueError("the list contains an empty name")
     return cleaned
 
 
-def _whole_numbers(value: Any) -> tuple[int, ...]:
+def _whole_numbers(value: object) -> tuple[int, ...]:
     return tuple(_whole(word) for word in _list(value))
 
 
-def _path(value: Any) -> Path:
+def _path(value: object) -> Path:
     return Path(str(value)).expanduser()
 
 
-def _paths(value: Any) -> tuple[Path, ...]:
+def _paths(value: object) -> tuple[Path, ...]:
     return tuple(_path(word) for word in _words(value))
 
 
-def _absolute(value: Any, base: Path) -> Any:
+def _absolute(value: object, base: Path) -> object:
     """Paths of a file begin at its folder, others where the command runs."""
     if isinstance(value, Path):
         return Path(os.path.abspath(base / value))  # noqa: PTH100 - links stay as they were named
     return tuple(_absolute(each, base) for each in value) if isinstance(value, tuple) else value
 
 
-def _bytes(value: Any) -> int:
+def _bytes(value: object) -> int:
     """`2GB`, `500 MB`, `1073741824`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", str(value).strip().lower())
-    if not found:
-        raise ValueError("a size is expected, like 500MB or 2GB")
-    return int(float(found[1]) * 1000 ** " kmgt".index(found[2] or " "))
+    return parse_size(str(value))
 
 
-def _truth(value: Any) -> bool:
+def _truth(value: object) -> bool:
     found = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(str(value).lower())
     if found is None:
         raise ValueError("true or false is expected")
     return found
 
 
-def _restart(value: Any) -> str:
+def _restart(value: object) -> str:
     if value not in {"no", "on-failure"}:
         raise ValueError("no or on-failure is expected")
     return str(value)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Kafka reads its properties as text; TOML's booleans are written the way Java writes them."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _properties(value: Any) -> dict[str, str]:
+def _properties(value: object) -> dict[str, str]:
     """A table of headrace.toml, or the text of an environment variable: `a.b=1 c.d="two words"`."""
     if isinstance(value, str):
         given = [word.partition("=") for word in shlex.split(value)]
@@ -152,7 +150,7 @@ KEYS: tuple[Key, ...] = (
     Key("runtime.min_free_disk", _bytes, 1_000_000_000, "`up` refuses to start with less free disk than this"),
 )
 _BY_NAME = {key.name: key for key in KEYS}
-_ROOMS = ("cluster", "runtime", "topics", "pipelines")
+_ROOMS = ("cluster", "runtime", "topics", "pipelines", "views")
 
 
 @dataclass(frozen=True)
@@ -254,7 +252,7 @@ def _merged_properties(key: Key, places: Places, file: Path) -> tuple[dict[str, 
     return {name: value for name, value in merged.items() if value != ""}, " + ".join(origins) or "default"
 
 
-def _wrong_value(key: Key, given: Any, origin: str, file: Path, error: Exception) -> ConfigError:
+def _wrong_value(key: Key, given: object, origin: str, file: Path, error: Exception) -> ConfigError:
     where = {
         "flag": f"the flag for {key.name}",
         "environment": f"the environment variable {key.variable}",
@@ -284,9 +282,9 @@ def read_document(file: Path) -> dict[str, Any]:
     return document
 
 
-def _settings(file: Path, document: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(file: Path, document: Mapping[str, Any]) -> dict[str, object]:
     """The settings of cluster and runtime, keyed like `cluster.brokers`."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     for room in ("cluster", "runtime"):
         for name, value in document.get(room, {}).items():
             full = f"{room}.{name}"
@@ -296,8 +294,8 @@ def _settings(file: Path, document: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _topic(file: Path, name: str, table: Any) -> TopicConfig:
-    readers: dict[str, Callable[[Any], Any]] = {"partitions": _whole, "replication": _whole, "kafka": _properties}
+def _topic(file: Path, name: str, table: object) -> TopicConfig:
+    readers: dict[str, Callable[[object], object]] = {"partitions": _whole, "replication": _whole, "kafka": _properties}
     if not isinstance(table, dict):
         raise ConfigError(f"{place(file, ('topics', name))}: [topics.{name}] is not a table")
     values: dict[str, Any] = {}

@@ -4,7 +4,7 @@
       cluster.json          what the cluster is: id, Kafka version, nodes, ports, settings
       lock                  held while a command changes the cluster
       broker-1/
-        server.properties   the node's configuration, written anew at every start
+        server.properties   the node's configuration, written again at every start
         process.json        pid and start time of the running process
         server.log          what the node says (rotated)
         data/               Kafka's own files: segments, indexes, the metadata log
@@ -147,7 +147,7 @@ def open_private(path: Path, mode: str) -> IO[Any]:
 def write_private(path: Path, text: str, *, durable: bool = True) -> None:
     """`path` holds `text`, whole or not at all, readable by its owner alone.
 
-    What is written anew at every start need not be durable: to wait for the disk costs milliseconds a file.
+    What is written again at every start need not be durable: to wait for the disk costs milliseconds a file.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -174,7 +174,7 @@ def remove_for_good(path: Path) -> None:
         os.close(folder)
 
 
-def write_json(path: Path, document: Mapping[str, Any], *, durable: bool = True) -> None:
+def write_json(path: Path, document: Mapping[str, object], *, durable: bool = True) -> None:
     write_private(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n", durable=durable)
 
 

@@ -16,10 +16,12 @@ from __future__ import annotations
 import fcntl
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +29,18 @@ import pytest
 
 if TYPE_CHECKING:
     from headrace.cluster import Cluster
-    from headrace.transport.client import Connection
+    from headrace.kafka import Connection
 
 _LOG_BYTES_PER_NODE = 20_000
+# A pipe ends with the process that holds its other end, also by SIGKILL; its reader then removes the cluster.
+_WATCH = """import sys
+sys.stdin.read()
+from headrace.pytest_plugin import remove
+remove(sys.argv[1], keep=bool(sys.argv[2:]))"""
 _FOLDER: pytest.StashKey[Path] = pytest.StashKey()
 _ENDS: pytest.StashKey[ExitStack] = pytest.StashKey()
 _CLUSTER: pytest.StashKey[Any] = pytest.StashKey()
-_MARKS: pytest.StashKey[dict[str, tuple[Path, int]]] = pytest.StashKey()
+_LOG_SIZES: pytest.StashKey[dict[str, int]] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,6 +78,7 @@ def _own_folder(config: pytest.Config) -> Path:
         config.stash[_FOLDER] = Path(tempfile.mkdtemp(prefix="headrace-test-"))
         ends = ExitStack()
         ends.enter_context(ended_like_ctrl_c(signal.SIGTERM, signal.SIGHUP))
+        ends.enter_context(_removed_at_any_end(config.stash[_FOLDER], keep=config.getoption("--headrace-keep")))
         ends.callback(_remove, config)
         config.stash[_ENDS] = ends
         config.add_cleanup(ends.close)
@@ -90,15 +98,29 @@ def _shared_folder(config: pytest.Config) -> Path | None:
     return Path(folder) if folder else None
 
 
+@contextmanager
+def _removed_at_any_end(folder: Path, *, keep: bool) -> Iterator[None]:
+    """The cluster is removed even if this process is killed meanwhile."""
+    words = [sys.executable, "-c", _WATCH, str(folder), *(["keep"] if keep else [])]
+    # In a session of its own: a Ctrl-C in the terminal is not for it.
+    with subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True):
+        yield
+
+
 def _remove(config: pytest.Config) -> None:
+    remove(config.stash[_FOLDER], keep=config.getoption("--headrace-keep"))
+
+
+def remove(folder: Path | str, *, keep: bool) -> None:
+    """Nothing of the test cluster runs, and its folder is gone unless it is to be kept."""
     from headrace.cluster import Cluster
 
-    folder = config.stash[_FOLDER]
-    keep = config.getoption("--headrace-keep") or _not_started(folder).exists()
-    if (folder / "home").exists():
-        Cluster(folder / "home").down(wipe=not keep)
+    home = Path(folder) / "home"
+    keep = keep or _not_started(Path(folder)).exists()
+    if home.exists():
+        Cluster(home).down(wipe=not keep)
     if not keep:
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _not_started(folder: Path) -> Path:
@@ -120,7 +142,7 @@ def _locked(file: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """A test that kills nodes of a shared cluster has it for itself."""
     folder, fixtures = _shared_folder(item.config), getattr(item, "fixturenames", ())
     if folder is None or "headrace_cluster" not in fixtures:
@@ -137,7 +159,7 @@ def headrace_cluster(request: pytest.FixtureRequest) -> Cluster | Connection:
     """A running cluster with `.bootstrap`; a local one also has the verbs of `headrace.Cluster`."""
     from headrace.cluster import Cluster
     from headrace.errors import HeadraceError
-    from headrace.transport.client import Connection
+    from headrace.kafka import Connection
 
     config = request.config
     foreign = config.getoption("--headrace-bootstrap")
@@ -162,22 +184,21 @@ def headrace_topic(headrace_cluster: Cluster | Connection) -> Iterator[Callable[
 
     On a foreign Kafka it is deleted after the test.
     """
-    from headrace.transport.admin import Admin, NewTopic
-    from headrace.transport.client import Connection
+    from headrace.kafka import Connection, Kafka, NewTopic
 
     made: list[str] = []
 
     def make(partitions: int = 1, replication: int | None = None, **configs: str) -> str:
         name = f"test-{uuid.uuid4().hex[:12]}"
         settings = {key.replace("_", "."): str(value) for key, value in configs.items()}
-        with Admin(headrace_cluster) as admin:
+        with Kafka(headrace_cluster) as admin:
             admin.create_topics([NewTopic(name, partitions, replication, settings)])
         made.append(name)
         return name
 
     yield make
     if made and isinstance(headrace_cluster, Connection):
-        with Admin(headrace_cluster) as admin:
+        with Kafka(headrace_cluster) as admin:
             if left := [topic.name for topic in admin.topics() if topic.name in made]:
                 admin.delete_topics(left)
 
@@ -196,20 +217,11 @@ def headrace_faults(headrace_cluster: Cluster | Connection) -> Iterator[Cluster]
 # -- what the nodes logged ----------------------------------------------------------------------------------------
 
 
-def _log_ends(cluster: Cluster) -> dict[str, tuple[Path, int]]:
-    ends: dict[str, tuple[Path, int]] = {}
-    try:
-        for name in cluster.nodes:
-            path = cluster.log(name)
-            ends[name] = (path, path.stat().st_size if path.exists() else 0)
-    except Exception:
-        return ends
-    return ends
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[_LOG_SIZES] = {}
     cluster = item.config.stash.get(_CLUSTER, None)
-    item.stash[_MARKS] = _log_ends(cluster) if cluster else {}
+    with suppress(Exception):
+        item.stash[_LOG_SIZES] = cluster.log_sizes() if cluster else {}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -221,18 +233,7 @@ def pytest_runtest_makereport(
     cluster = item.config.stash.get(_CLUSTER, None)
     if not report.failed or cluster is None:
         return report
-    began = item.stash.get(_MARKS, {})
-    for name, (path, _) in _log_ends(cluster).items():
-        report.sections.append((f"headrace {name}", _since(path, began.get(name, (path, 0))[1])))
+    with suppress(Exception):
+        for name, log in cluster.logged_since(item.stash.get(_LOG_SIZES, {}), _LOG_BYTES_PER_NODE).items():
+            report.sections.append((f"headrace {name}", log.decode("utf-8", "replace") or "(nothing was logged)"))
     return report
-
-
-def _since(path: Path, offset: int) -> str:
-    try:
-        with path.open("rb") as file:
-            # A rotated log is shorter than it was; then all of it is new.
-            size = path.stat().st_size
-            file.seek(max(offset if offset <= size else 0, size - _LOG_BYTES_PER_NODE))
-            return file.read().decode("utf-8", errors="replace") or "(nothing was logged)"
-    except OSError as error:
-        return f"({error})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import click
 
 from headrace import __version__
-from headrace.cli.output import TerminalProgress, say, show_error
+from headrace.cli.output import TerminalProgress, print_json, print_table, say, show_error
 from headrace.cli.values import pairs
 from headrace.errors import Failed, HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from headrace.cluster import Cluster
-    from headrace.transport.client import Connection
-    from headrace.transport.schemas import Registry
+    from headrace.kafka import Connection
+    from headrace.schemas import Registry
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 _REGISTRY_PROPERTIES = ("schema.registry.", "basic.auth.")
 
 
@@ -49,21 +49,21 @@ class App:
 
     def connection(self) -> Connection:
         """The Kafka that is meant: --bootstrap, else the file of -F, else the cluster of this home."""
-        from headrace.transport.client import Connection
+        from headrace.kafka import Connection
 
         named, properties = self._client_properties()
         return Connection(named or self.cluster().bootstrap, properties)
 
     def foreign(self) -> Connection | None:
         """The Kafka that --bootstrap or the file of -F names; None when the cluster of this home is meant."""
-        from headrace.transport.client import Connection
+        from headrace.kafka import Connection
 
         named, properties = self._client_properties()
         return Connection(named, properties) if named else None
 
     def _client_properties(self) -> tuple[str | None, dict[str, str]]:
         """The address that was given, if any, and the client properties of -F."""
-        from headrace.transport.client import read_properties
+        from headrace.kafka import read_properties
 
         properties = read_properties(self.properties) if self.properties else {}
         # The registry's settings may stand in the same file; librdkafka would refuse them.
@@ -73,8 +73,8 @@ class App:
 
     def registry(self) -> Registry:
         """The registry that is meant: --registry, else the environment, else the file of -F, else this cluster's."""
-        from headrace.transport.client import read_properties
-        from headrace.transport.schemas import Registry
+        from headrace.kafka import read_properties
+        from headrace.schemas import Registry
 
         properties = read_properties(self.properties) if self.properties else {}
         url = self.registry_url or os.environ.get("HEADRACE_REGISTRY") or properties.get("schema.registry.url")
@@ -91,6 +91,13 @@ class App:
     def say(self, text: str) -> None:
         if not self.quiet:
             say(text)
+
+    def show(self, document: object, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """The data: as JSON if that is wanted, else as a table."""
+        if self.json:
+            print_json(document)
+        else:
+            print_table(headings, rows)
 
     def confirm(self, doomed: Sequence[str], *, yes: bool, verb: Literal["delete", "remove"] = "delete") -> None:
         """Whoever is there has read what will go and agreed; else the command ends, and nothing has been done."""
@@ -111,8 +118,8 @@ class App:
             raise Failed(f"nothing was {verb}d: the answer was no")
 
 
-def _remember(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    def callback(context: click.Context, _: click.Parameter, value: Any) -> Any:
+def _remember(name: str) -> Callable[[click.Context, click.Parameter, object], object]:
+    def callback(context: click.Context, _: click.Parameter, value: object) -> object:
         if value not in (None, False):
             setattr(context.ensure_object(App), name, value)
         return value
@@ -146,6 +153,10 @@ client_settings = click.option(
     metavar="KEY=VALUE",
     help="A native librdkafka property, repeatable.",
 )
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+unset_option = click.option(
+    "--unset", multiple=True, metavar="KEY", help="A setting to reset to its default, repeatable."
+)
 registry_option = _option(
     "--registry", keeps="registry_url", metavar="URL", help="Address of a schema registry. [default: the cluster's]"
 )
@@ -174,7 +185,7 @@ def any_registry(command: F) -> F:
 class Trunk(click.Group):
     """Commands in the order in which a newcomer needs them, not by the alphabet."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -218,7 +229,10 @@ class Root(Trunk):
                 )
 
 
-@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
+
+
+@click.group(cls=Root, context_settings=_SETTINGS)
 @click.version_option(__version__, prog_name="headrace")
 @any_kafka
 @click.pass_context

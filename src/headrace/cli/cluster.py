@@ -6,13 +6,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from headrace.cli.app import App, any_kafka, cli, everywhere
-from headrace.cli.output import duration, print_json, print_pairs, print_table, size
+from headrace.cli.output import print_json, print_pairs, print_table
 from headrace.cli.values import numbers, pairs, words
+from headrace.text import duration, size
 
 if TYPE_CHECKING:
     from headrace.cluster import ClusterStatus
@@ -27,10 +28,7 @@ _FOLLOW_EVERY_S = 0.2
 @cli.command()
 @click.option("--brokers", type=int, metavar="N", help="Number of brokers, 1 to 9. [default: 3]")
 @click.option(
-    "--controllers",
-    type=int,
-    metavar="N",
-    help="Separate controllers. [default: none, brokers are controllers too]",
+    "--controllers", type=int, metavar="N", help="Separate controllers. [default: none, brokers are controllers too]"
 )
 @click.option("--racks", callback=words, metavar="A,B", help="Racks to spread the brokers over, round robin.")
 @click.option("--node-ids", callback=numbers, metavar="101,102,…", help="Ids of the brokers. [default: 1,2,3,…]")
@@ -68,7 +66,7 @@ _FOLLOW_EVERY_S = 0.2
 @click.option("--plugins", type=click.Path(path_type=Path), metavar="DIR", help="Folder with your own Connect plugins.")
 @everywhere
 @click.pass_obj
-def up(app: App, /, kafka: dict[str, str], durable: bool, **flags: Any) -> None:
+def up(app: App, /, kafka: dict[str, str], durable: bool, **flags: object) -> None:
     """Start a cluster here, or start the existing one again.
 
     It returns when every broker answers and has led a write that all replicas acknowledged.
@@ -112,16 +110,16 @@ def down(app: App, wipe: bool, yes: bool) -> None:
     headrace down
     headrace down --wipe --yes
     """
-    from headrace.pipeline.driver import Driver
+    from headrace.pipeline import Background
 
     cluster = app.cluster()
     removed = cluster.wipeable() if wipe else []
     if removed:
         app.confirm([f"{path}  {size(count)}" for path, count in removed], yes=yes, verb="remove")
-    driver = Driver(cluster.home)
-    if driver.process.find() is not None:
+    background = Background(cluster.home)
+    if background.is_running:
         app.say("· stopping background pipelines after their current batch")
-        driver.end()
+        background.end()
     cluster.down(wipe=wipe)
     _end_labs(app, cluster.home, wipe=wipe)
     kept = ", ".join(f"{path.name} ({size(count)})" for path, count in cluster.kept())
@@ -257,7 +255,7 @@ _node_command("resume", "is resumed", "Resume a paused node.")
 @cli.command()
 @click.argument("node")
 @click.option("-f", "--follow", is_flag=True, help="Follow the log until Ctrl-C.")
-@click.option("-n", "--lines", default=50, show_default=True, help="Number of lines, from the end.")
+@click.option("-n", "--lines", default=50, help="Number of lines, from the end.")
 @everywhere
 @click.pass_obj
 def logs(app: App, node: str, follow: bool, lines: int) -> None:
@@ -347,7 +345,7 @@ def config(app: App) -> None:
     )
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if value is None or value in ((), {}):
         return "-"
     if isinstance(value, dict):

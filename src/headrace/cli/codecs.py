@@ -1,4 +1,4 @@
-"""The options with which `produce` and `consume` are told how keys and values are encoded."""
+"""The options of `produce` and `consume` for how keys and values are encoded."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def codec_options(command: F) -> F:
     )(command)
 
 
-def codecs(app: App, stack: ExitStack, topic: str | None, flags: dict[str, Any], *, reading: bool) -> dict[str, Any]:
+def codecs(app: App, stack: ExitStack, topic: str | None, flags: dict[str, object], *, reading: bool) -> dict[str, Any]:
     """`value_codec` and `key_codec` as the flags name them; the registry stays open as long as the stack."""
     wanted = {"value": flags["value"], "key": flags["key_codec"]}
     if not any(wanted.values()):
         return {}
-    from headrace.transport.codec import open_codec
+    from headrace.schemas import open_codec
 
     registry = stack.enter_context(app.registry())
     return {

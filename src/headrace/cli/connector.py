@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.app import App, F, cli, everywhere
-from headrace.cli.output import counted, print_json, print_table, say
+from headrace.cli.app import App, F, cli, everywhere, unset_option, yes_option
+from headrace.cli.output import print_json, print_table, say
 from headrace.cli.values import pairs
 from headrace.errors import ConfigError, UsageError
+from headrace.text import plural
 
 if TYPE_CHECKING:
-    from headrace.transport.connectors import Connectors, ConnectorStatus
+    from headrace.connect import Connectors, ConnectorStatus
 
 
 def _any_worker(command: F) -> F:
     """Adds the option of a command that works against any Connect worker, and those of every command."""
 
     @wraps(command)
-    def of_worker(app: App, *args: Any, url: str | None, token_file: Path | None, **options: Any) -> Any:
+    def of_worker(app: App, *args: object, url: str | None, token_file: Path | None, **options: object) -> object:
         return command(app, _worker(app, url, token_file), *args, **options)
 
     where = click.option("--connect", "url", metavar="URL", help="Another Connect worker. [default: the cluster's]")
@@ -49,7 +50,7 @@ def connector() -> None:
 
 
 def _worker(app: App, url: str | None, token_file: Path | None) -> Connectors:
-    from headrace.transport.connectors import Connectors
+    from headrace.connect import Connectors
 
     if url is None:
         return app.cluster().connectors
@@ -68,30 +69,50 @@ def _text(file: Path) -> str:
 def list_(app: App, worker: Connectors) -> None:
     """List the connectors with their state."""
     found = [status for status, _ in worker.everything()]
-    if app.json:
-        print_json([asdict(status) for status in found])
-        return
-    print_table(
+    app.show(
+        [asdict(status) for status in found],
         ("name", "type", "state", "tasks", "running"),
         [(s.name, s.kind, s.shown_state, len(s.tasks), sum(t.state == "RUNNING" for t in s.tasks)) for s in found],
     )
-    _say_waiting(found)
+    if not app.json:
+        _say_waiting(found)
 
 
 @connector.command()
 @_any_worker
 def plugins(app: App, worker: Connectors) -> None:
-    """List the connector plugins of the worker. Add your own: headrace up --with connect --plugins DIR."""
+    """List the connector plugins of the worker.
+
+    headrace connector install adds one that headrace knows; headrace up --with connect --plugins DIR adds your own.
+    """
     found = worker.plugins()
+    rows = [(p.name, p.kind, p.version) for p in found]
+    app.show([asdict(plugin) for plugin in found], ("class", "type", "version"), rows)
+
+
+@connector.command()
+@click.argument("name")
+@everywhere
+@click.pass_obj
+def install(app: App, name: str) -> None:
+    """Download a connector plugin, once per user, for the Connect worker of the cluster. It is restarted if it runs.
+
+    \b
+    postgres   Debezium: every change of a PostgreSQL database as a record
+
+    \b
+    headrace connector install postgres
+    """
+    restarted = app.cluster().install_connector(name)
     if app.json:
-        print_json([asdict(plugin) for plugin in found])
-        return
-    print_table(("class", "type", "version"), [(p.name, p.kind, p.version) for p in found])
+        print_json({"connector": name, "restarted": restarted})
+    else:
+        app.say(f"installed: {name}" + ("; Connect was restarted" if restarted else ""))
 
 
 def _settings(file: Path | None, given: dict[str, str]) -> tuple[str | None, dict[str, str]]:
     """The name and the settings in a file, if it has a name, with those of --set above them."""
-    from headrace.transport.connectors import config_from, properties_in
+    from headrace.connect import config_from, properties_in
 
     if file is None:
         return given.get("name"), given
@@ -145,19 +166,16 @@ def config(app: App, worker: Connectors, name: str) -> None:
     \b
     headrace connector config lines
     """
-    from headrace.transport.connectors import without_secrets
+    from headrace.connect import without_secrets
 
     found = without_secrets(worker.config(name))
-    if app.json:
-        print_json(found)
-    else:
-        print_table(("setting", "value"), list(found.items()))
+    app.show(found, ("setting", "value"), found.items())
 
 
 @connector.command()
 @click.argument("name")
 @_given
-@click.option("--unset", multiple=True, metavar="KEY", help="A setting to reset to its default, repeatable.")
+@unset_option
 @_any_worker
 def alter(app: App, worker: Connectors, name: str, given: dict[str, str], unset: tuple[str, ...]) -> None:
     """Change settings of a connector; it is restarted with them.
@@ -227,20 +245,18 @@ def status(app: App, worker: Connectors, name: str) -> None:
 def offsets(app: App, worker: Connectors, name: str) -> None:
     """Show the offsets of a connector, as the connector stores them."""
     found = worker.offsets(name)
-    if app.json:
-        print_json(found)
-        return
-    print_table(("partition", "offset"), [(json.dumps(row["partition"]), json.dumps(row["offset"])) for row in found])
+    rows = [(json.dumps(row["partition"]), json.dumps(row["offset"])) for row in found]
+    app.show(found, ("partition", "offset"), rows)
 
 
 @connector.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @_any_worker
 def delete(app: App, worker: Connectors, name: str, yes: bool) -> None:
     """Delete a connector; the records and files that it wrote stay."""
     found = worker.status(name)
-    app.confirm([f"{name}  {found.kind} connector, {counted(len(found.tasks), 'task')}"], yes=yes)
+    app.confirm([f"{name}  {found.kind} connector, {plural(len(found.tasks), 'task')}"], yes=yes)
     worker.delete(name)
     app.say(f"deleted: {name}")
 

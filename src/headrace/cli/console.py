@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 @click.option(
     "--host",
     default="127.0.0.1",
-    show_default=True,
     help="Address to listen on, in the foreground; any but 127.0.0.1 requires a password.",
 )
 @click.option(

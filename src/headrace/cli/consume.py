@@ -17,13 +17,15 @@ import click
 
 from headrace.cli.app import App, any_kafka, cli, client_settings
 from headrace.cli.codecs import codec_options, codecs
-from headrace.cli.output import counted, say, size
+from headrace.cli.output import say
 from headrace.cli.values import pairs
 from headrace.errors import Failed, UsageError
+from headrace.text import plural, size
 
 if TYPE_CHECKING:
-    from headrace.transport.consume import Batch, ConsumeReport, OwnershipEvent, Reading
-    from headrace.transport.outputs import Writer
+    from types import FrameType
+
+    from headrace.kafka.read import Batch, ConsumeOptions, ConsumeReport, OwnershipEvent, Reading, Writer
 
 _DAMAGED_SHOWN = 5
 _BY_SUFFIX = {
@@ -35,9 +37,7 @@ _BY_SUFFIX = {
 @cli.command()
 @click.argument("topics", nargs=-1, required=True)
 @click.option("--group", metavar="G", help="Consumer group to read as; its offsets are committed.")
-@click.option(
-    "--members", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of group members to run."
-)
+@click.option("--members", type=click.IntRange(1, 64), default=1, help="Number of group members to run.")
 @click.option(
     "--from",
     "start",
@@ -61,14 +61,12 @@ _BY_SUFFIX = {
     "--isolation",
     type=click.Choice(["committed", "uncommitted"]),
     default="committed",
-    show_default=True,
     help="Hide or show records of open and aborted transactions.",
 )
 @click.option(
     "--protocol",
     type=click.Choice(["classic", "consumer"]),
     default="classic",
-    show_default=True,
     help="Group protocol; consumer is the new one (KIP-848).",
 )
 @click.option(
@@ -95,7 +93,6 @@ _BY_SUFFIX = {
     "--on-bad",
     type=click.Choice(["stop", "skip"]),
     default="stop",
-    show_default=True,
     help="What to do with a batch whose bytes are damaged.",
 )
 @click.option("--check-order", metavar="FIELD", help="Check that this field ascends within each key.")
@@ -108,13 +105,10 @@ _BY_SUFFIX = {
 @click.option(
     "--plot-x",
     default="0",
-    show_default=True,
     metavar="FIELD[=LABEL]",
     help="Field of the value for the x axis; a number is an index into an array.",
 )
-@click.option(
-    "--plot-y", default="1", show_default=True, metavar="FIELD[=LABEL]", help="Field of the value for the y axis."
-)
+@click.option("--plot-y", default="1", metavar="FIELD[=LABEL]", help="Field of the value for the y axis.")
 @click.option(
     "--plot-series",
     "plot_series",
@@ -125,7 +119,7 @@ _BY_SUFFIX = {
 @client_settings
 @any_kafka
 @click.pass_obj
-def consume(app: App, /, topics: tuple[str, ...], **flags: Any) -> None:
+def consume(app: App, /, topics: tuple[str, ...], **flags: object) -> None:
     """Read records of one or more topics.
 
     Without a group it reads everything and commits nothing. With a group it starts at the committed offsets and
@@ -142,13 +136,13 @@ def consume(app: App, /, topics: tuple[str, ...], **flags: Any) -> None:
         --plot-series virginica:red=virginicasetosa/0 --plot-series setosa:blue=virginicasetosa/1 \\
         --plot-series versicolor:green=versicolor
     """  # fmt: skip
-    from headrace.transport.admin import Admin
-    from headrace.transport.consume import reading
+    from headrace.kafka import Kafka
+    from headrace.kafka.read import reading
 
     # Whoever ends us with `kill` or `timeout` wants the offsets committed and the file whole too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     connection = app.connection()
-    with Admin(connection) as admin:
+    with Kafka(connection) as admin:
         admin.require_topics(topics)  # before a file is opened for them, and emptied
     watchers = [watch(topics, flags) for flag, watch in _WATCHERS.items() if flags[flag]]
     with ExitStack() as stack:
@@ -212,7 +206,7 @@ def _end_between_batches(run: Reading) -> threading.Event:
     """
     interrupted = threading.Event()
 
-    def stop(number: int, frame: Any) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         if interrupted.is_set():
             signal.default_int_handler(number, frame)
         interrupted.set()
@@ -223,10 +217,9 @@ def _end_between_batches(run: Reading) -> threading.Event:
     return interrupted
 
 
-def _options(app: App, flags: dict[str, Any], writer: Writer) -> Any:
-    from headrace.transport.consume import ConsumeOptions
-    from headrace.transport.offsets import Start, Until
-    from headrace.transport.records import Filter
+def _options(app: App, flags: dict[str, Any], writer: Writer) -> ConsumeOptions:
+    from headrace.kafka import Start, Until
+    from headrace.kafka.read import ConsumeOptions, Filter
 
     if flags["follow"] and flags["until"]:
         raise UsageError("--follow and --until contradict each other")
@@ -274,7 +267,17 @@ def _form(app: App, flags: dict[str, Any]) -> str:
 
 
 def _writer(app: App, topics: Sequence[str], flags: dict[str, Any], stack: ExitStack) -> Writer:
-    from headrace.transport import outputs
+    from headrace.kafka.read import (
+        CSV_HEADING,
+        ParquetWriter,
+        StreamWriter,
+        encode_csv,
+        encode_ndjson,
+        end_with_a_whole_line,
+        format_encoder,
+        table,
+        values_encoder,
+    )
 
     path: Path | None = flags["output"]
     form = _form(app, flags)
@@ -287,22 +290,22 @@ def _writer(app: App, topics: Sequence[str], flags: dict[str, Any], stack: ExitS
                 why="the group continues after the records in it, and a Parquet file cannot be appended to",
                 hint="name another file",
             )
-        return outputs.ParquetWriter(path)
+        return ParquetWriter(path)
     # A group goes on where it stands, and so does its file: what was written once is not read again.
     if path and flags["group"] and path.is_file() and not flags["pattern"]:
-        torn = outputs.end_with_a_whole_line(path)
+        torn = end_with_a_whole_line(path)
         if torn:
-            say(f"note: {path} ended in an incomplete line: its {counted(torn, 'byte')} went to {path.name}.torn")
+            say(f"note: {path} ended in an incomplete line: its {plural(torn, 'byte')} went to {path.name}.torn")
     stream = stack.enter_context(_open(path, "ab" if flags["group"] else "wb")) if path else sys.stdout.buffer
     if flags["pattern"]:
-        return outputs.StreamWriter(stream, outputs.format_encoder(flags["pattern"]))
+        return StreamWriter(stream, format_encoder(flags["pattern"]))
     if form == "table":
-        heading, encode = outputs.table(shutil.get_terminal_size((120, 24)).columns, topics)
-        return outputs.StreamWriter(stream, encode, heading=heading)
+        heading, encode = table(shutil.get_terminal_size((120, 24)).columns, topics)
+        return StreamWriter(stream, encode, heading=heading)
     if form == "csv":
         begun = path is not None and stream.tell() > 0
-        return outputs.StreamWriter(stream, outputs.encode_csv, heading=b"" if begun else outputs.CSV_HEADING)
-    return outputs.StreamWriter(stream, outputs.encode_ndjson if form == "json" else outputs.values_encoder())
+        return StreamWriter(stream, encode_csv, heading=b"" if begun else CSV_HEADING)
+    return StreamWriter(stream, encode_ndjson if form == "json" else values_encoder())
 
 
 def _open(path: Path, mode: Literal["ab", "wb"]) -> BinaryIO:
@@ -321,22 +324,22 @@ def _summary(report: ConsumeReport, members: int) -> None:
     waited = report.seconds - report.seconds_to_last
     then = f", then {waited:.1f} s without any" if waited >= 1 else ""
     about = f"{speed}{then}" if report.read else f"{report.seconds:.2f} s"
-    say(f"processed a total of {counted(report.read, 'record')} ({about})")
+    say(f"processed a total of {plural(report.read, 'record')} ({about})")
     if report.matched != report.read:
         say(f"  {report.matched:,} of them matched")
     for (member, topic, partition), span in sorted(report.spans.items()):
         who = f"member {member}: " if members > 1 else ""
         offsets = f"offsets {span.first_offset} to {span.last_offset}"
-        say(f"  {who}{topic}/{partition}: {counted(span.records, 'record')}, {offsets}")
+        say(f"  {who}{topic}/{partition}: {plural(span.records, 'record')}, {offsets}")
     idle = [m for m in range(1, members + 1) if not any(key[0] == m for key in report.spans)]
     if idle and members > 1:
         say(f"  without records: member {', '.join(map(str, idle))}")
     if report.undecodable:
-        say(f"  not decoded: {counted(report.undecodable, 'record')}")
+        say(f"  not decoded: {plural(report.undecodable, 'record')}")
         for sample in report.undecodable_samples:
             say(f"    {sample}")
     if report.damaged:
-        lost = counted(sum(batch.records for batch in report.damaged), "record")
+        lost = plural(sum(batch.records for batch in report.damaged), "record")
         say(f"  left out: {lost} in {len(report.damaged):,} damaged batch{'es' * (len(report.damaged) > 1)}")
         for batch in report.damaged[:_DAMAGED_SHOWN]:
             say(f"    {batch}: {batch.reason}")
@@ -356,7 +359,7 @@ class _OrderWatcher:
     """`--check-order FIELD`."""
 
     def __init__(self, _: tuple[str, ...], flags: dict[str, Any]) -> None:
-        from headrace.transport.outputs import OrderCheck
+        from headrace.kafka.read import OrderCheck
 
         self._check = OrderCheck(flags["check_order"])
         self.see = self._check.see
@@ -375,7 +378,7 @@ class _PlotWatcher:
     """`--plot FILE`."""
 
     def __init__(self, topics: tuple[str, ...], flags: dict[str, Any]) -> None:
-        from headrace.transport.plot import Scatter, Series
+        from headrace.kafka.read import Scatter, Series
 
         (x, x_label), (y, y_label) = (_field_and_label(flags[name]) for name in ("plot_x", "plot_y"))
         series = [Series.parse(text) for text in flags["plot_series"] or dict.fromkeys(topics)]
@@ -403,7 +406,7 @@ def _field_and_label(text: str) -> tuple[str, str]:
     return name, label or name
 
 
-_WATCHERS: dict[str, Callable[[tuple[str, ...], dict[str, Any]], _Watcher]] = {
+_WATCHERS: dict[str, Callable[[tuple[str, ...], dict[str, object]], _Watcher]] = {
     "check_order": _OrderWatcher,
     "plot": _PlotWatcher,
 }

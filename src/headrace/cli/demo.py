@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.app import App, cli, everywhere
-from headrace.cli.output import counted, print_table, say
+from headrace.cli.output import print_table, say
 from headrace.errors import Failed
+from headrace.text import plural
 
 if TYPE_CHECKING:
     from headrace.cluster import Cluster
-    from headrace.pipeline.pipeline import Pipeline
-    from headrace.transport.produce import ProduceReport
+    from headrace.kafka.write import ProduceReport
+    from headrace.pipeline import Pipeline
 
 _TOPIC = "breadcrumbs"
 _RIDES = "datatalkclub.yellow_taxi_rides"
@@ -32,7 +33,7 @@ _ARCHIVE_WITHIN_S = 180.0
 
 
 @cli.command()
-@click.option("--records", type=click.IntRange(100), default=_A_DAY, show_default=True, help="Breadcrumbs to send.")
+@click.option("--records", type=click.IntRange(100), default=_A_DAY, help="Breadcrumbs to send.")
 @click.option("--stay/--no-stay", default=None, help="Stay until Ctrl-C. [default: on a terminal]")
 @everywhere
 @click.pass_obj
@@ -63,24 +64,24 @@ def demo(app: App, records: int, stay: bool | None) -> None:
 
 
 def _run(cluster: Cluster, records: int) -> None:
-    from headrace.transport.admin import Admin, NewTopic
-    from headrace.transport.produce import produce
+    from headrace.kafka import Kafka, NewTopic
+    from headrace.kafka.write import produce
 
     began = time.monotonic()
     cluster.up()
     _heading(f"1. three Kafka brokers and a schema registry, up in {time.monotonic() - began:.1f} s")
     click.echo(f"   {cluster.bootstrap}, {cluster.registry}")
-    with Admin(cluster) as admin:
+    with Kafka(cluster) as admin:
         admin.create_topics([NewTopic(_TOPIC, partitions=6, replication=3)])
 
-    _heading(f"2. {counted(records, 'bus breadcrumb')} into the topic {_TOPIC}: 6 partitions, 3 replicas each")
+    _heading(f"2. {plural(records, 'bus breadcrumb')} into the topic {_TOPIC}: 6 partitions, 3 replicas each")
     report = produce(cluster, _TOPIC, _breadcrumbs(records))
     _show_produced(report)
 
     _heading("3. read by a group of two")
     _show_group(cluster)
 
-    with Admin(cluster) as admin:
+    with Kafka(cluster) as admin:
         leader = admin.topic(_TOPIC).partitions[0].leader
     _heading(f"4. broker {leader} is killed (SIGKILL) while records flow")
     sent, gap = _produce_under_fire(cluster, leader)
@@ -96,7 +97,7 @@ def _heading(text: str) -> None:
     click.echo(click.style(f"\n{text}", bold=True))
 
 
-def _breadcrumbs(count: int, seed: int = 7) -> Iterator[Any]:
+def _breadcrumbs(count: int, seed: int = 7) -> Iterator[object]:
     """Breadcrumbs as a transit agency's files have them; one in a hundred is damaged on purpose."""
     from headrace.samples import breadcrumbs
 
@@ -111,7 +112,7 @@ def _show_produced(report: ProduceReport) -> None:
 
 
 def _show_group(cluster: Cluster) -> None:
-    from headrace.transport.consume import ConsumeOptions, reading
+    from headrace.kafka.read import ConsumeOptions, reading
 
     run = reading(cluster, [_TOPIC], options=ConsumeOptions(group="demo", members=2))
     read = sum(len(batch.messages) for batch in run.batches())
@@ -127,8 +128,7 @@ def _show_group(cluster: Cluster) -> None:
 
 def _produce_under_fire(cluster: Cluster, victim: int) -> tuple[ProduceReport, float]:
     """Records flow for some seconds, and the victim dies in the middle of it."""
-    from headrace.transport.pace import Pace
-    from headrace.transport.produce import ProduceOptions, produce
+    from headrace.kafka.write import Pace, ProduceOptions, produce
 
     acknowledged_at = [time.monotonic()]
     seen = [0]
@@ -152,9 +152,9 @@ def _produce_under_fire(cluster: Cluster, victim: int) -> tuple[ProduceReport, f
 
 def _check(cluster: Cluster, acknowledged: int) -> None:
     """Nothing that was acknowledged is missing, nothing is there twice."""
-    from headrace.transport.consume import consume
+    from headrace.kafka.read import consume
 
-    places: Counter[Any] = Counter((record.partition, record.offset) for record in consume(cluster, _TOPIC))
+    places: Counter[object] = Counter((record.partition, record.offset) for record in consume(cluster, _TOPIC))
     _heading("5. the account")
     click.echo(f"   acknowledged {acknowledged:,}, read back {len(places):,}")
     if len(places) != acknowledged:
@@ -164,14 +164,11 @@ def _check(cluster: Cluster, acknowledged: int) -> None:
 
 def _on_spark(app: App, cluster: Cluster, folder: Path) -> None:
     """Two pipelines on one Spark: breadcrumbs in JSON, then rides in Avro."""
-    from headrace.pipeline.session import stop_spark
-
     _heading("6. the pipeline of examples/breadcrumbs: typed, checked, into four Delta tables, on Spark")
     breadcrumbs = _example(cluster, folder, "breadcrumbs")
     began = time.monotonic()
-    spark = breadcrumbs.start_session(progress=app.progress)
-    click.echo(f"   Spark {spark.version} is ready after {time.monotonic() - began:.1f} s")
-    try:
+    with breadcrumbs.session(progress=app.progress) as spark:
+        click.echo(f"   Spark {spark.version} is ready after {time.monotonic() - began:.1f} s")
         _show_run(app, cluster, breadcrumbs, spark, "7. the ledger: what became of every record")
         _heading("8. a look at the table of speeds, without Spark")
         _show_table(folder / "breadcrumbs/tables/speeds", ("trip", "vehicle", "at", "meters", "speed"))
@@ -181,13 +178,11 @@ def _on_spark(app: App, cluster: Cluster, folder: Path) -> None:
         _send_rides(cluster)
         _show_run(app, cluster, _example(cluster, folder, "taxi"), spark, "10. their ledger, and revenue by the hour")
         _show_table(folder / "taxi/tables/revenue", ("vendor", "window_start", "revenue", "rides"))
-    finally:
-        stop_spark()
 
 
 def _example(cluster: Cluster, folder: Path, name: str) -> Pipeline:
     """The example as it stands, in a folder of its own."""
-    from headrace.pipeline.pipeline import Pipeline, example
+    from headrace.pipeline import Pipeline, example
 
     (folder / name).mkdir()
     shutil.copy(example(name), folder / name)
@@ -198,10 +193,10 @@ def _show_run(app: App, cluster: Cluster, pipeline: Pipeline, spark: Any, headin
     """Every record of the topic goes through the pipeline, shown while it runs; then what became of each."""
     from headrace.cli.display import Display
     from headrace.cli.pipeline import LEDGER, ledger_cells
-    from headrace.transport.client import connect
+    from headrace.kafka import connect
 
     with Display(app, pipeline, connect(cluster)) as display:
-        report = pipeline.run(cluster, once=True, spark=spark, options=display.options())
+        report = pipeline.run(cluster, once=True, spark=spark, observer=display.observer)
     _heading(heading)
     print_table(LEDGER, [ledger_cells(line) for line in report.ledger])
     rules = [f"{count:,} {outcome} by {rule!r}" for outcome, rule, count in pipeline.ledger.by_rule()]
@@ -209,14 +204,12 @@ def _show_run(app: App, cluster: Cluster, pipeline: Pipeline, spark: Any, headin
 
 
 def _send_rides(cluster: Cluster) -> None:
+    from headrace.kafka import Kafka, NewTopic
+    from headrace.kafka.write import ProduceOptions, Shaping, produce
     from headrace.samples import RIDE_VERSIONS, ride_schema, taxi
-    from headrace.transport.admin import Admin, NewTopic
-    from headrace.transport.codec import SchemaCodec
-    from headrace.transport.produce import ProduceOptions, produce
-    from headrace.transport.schemas import Registry, Schema
-    from headrace.transport.shaping import Shaping
+    from headrace.schemas import Registry, Schema, SchemaCodec
 
-    with Admin(cluster) as admin:
+    with Kafka(cluster) as admin:
         admin.create_topics([NewTopic(_RIDES, partitions=4, replication=3)])
     with Registry(cluster.registry) as registry:
         for version in RIDE_VERSIONS:
@@ -230,7 +223,7 @@ def _send_rides(cluster: Cluster) -> None:
 
 def _finish_archive(app: App) -> None:
     """Nothing of the demo runs when it says so; a first one may have set going what makes the next start faster."""
-    from headrace.pipeline.session import archive_is_made
+    from headrace.pipeline import archive_is_made
 
     if not archive_is_made(0):
         app.say("· making Spark's next start faster")
@@ -238,14 +231,14 @@ def _finish_archive(app: App) -> None:
 
 
 def _show_table(path: Path, columns: tuple[str, ...]) -> None:
-    from headrace.pipeline.tables import Query, read_table
+    from headrace.tables import Query, read_table
 
     found = read_table(path).head(Query(columns, None, None, 5))
     rows = [list(row.values()) for row in found.to_pylist()]
     print_table(found.schema.names, [[_short(cell) for cell in row] for row in rows])
 
 
-def _short(value: Any) -> Any:
+def _short(value: object) -> object:
     if isinstance(value, float):
         return f"{value:.1f}"
     return value.strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(value, datetime) else value

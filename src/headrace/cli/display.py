@@ -1,37 +1,34 @@
-"""What a running pipeline shows: on a terminal a picture that changes, elsewhere words only.
+"""Shows a running pipeline: on a terminal a live picture, elsewhere messages only.
 
-The run tells its batches; lag, rate and whatever is wrong come from `pipeline.status`, asked every other second: the
-same numbers that `headrace pipeline status` tells.
+The run reports its batches; lag, rate and warnings come from `Pipeline.status`, polled every two seconds.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from headrace.cli.app import App
-from headrace.cli.output import counted, duration, print_table, say
+from headrace.cli.output import print_table, say
 from headrace.errors import HeadraceError
-from headrace.runtime import Rounds
+from headrace.runtime import Periodic
+from headrace.text import duration, plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.live import Live
 
-    from headrace.pipeline.declaration import Trigger
-    from headrace.pipeline.ledger import BatchEntry
-    from headrace.pipeline.pipeline import Pipeline
-    from headrace.pipeline.run import RunOptions
-    from headrace.pipeline.status import PartitionStatus, PipelineStatus
-    from headrace.transport.client import Connection
+    from headrace.kafka import Connection
+    from headrace.pipeline import BatchEntry, PartitionStatus, Pipeline, PipelineStatus, RunObserver
 
 _REST_S = 2.0
 _DRAWN_PER_S = 2
 _SHOWN_PARTITIONS = 8
 
 
-class Display(Rounds):
-    """Of one run; used as a context around it. Whatever it is told may come from another thread."""
+class Display(Periodic):
+    """Of one run; used as a context around it. Its methods may be called from another thread."""
 
     def __init__(self, app: App, pipeline: Pipeline, connection: Connection) -> None:
         super().__init__(f"display of {pipeline.name}")
@@ -42,13 +39,14 @@ class Display(Rounds):
         self.began = self.batch_began = time.monotonic()
         self.last: BatchEntry | None = None
         self.status: PipelineStatus | None = None
-        self._live: Any = None
+        self._live: Live | None = None
 
-    def options(self, trigger: Trigger | None = None) -> RunOptions:
-        """A run with these is shown here."""
-        from headrace.pipeline.run import RunOptions
+    @property
+    def observer(self) -> RunObserver:
+        """A run with this observer is shown here."""
+        from headrace.pipeline import RunObserver
 
-        return RunOptions(trigger, say=self.say, on_batch=self.batch, show=self.rows)
+        return RunObserver(say=self.say, on_batch=self.batch, show=self.rows)
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty() and not self.app.quiet and not self.app.json:
@@ -70,7 +68,7 @@ class Display(Rounds):
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """A line of words, above the picture."""
+        """A message above the picture."""
         if self._live is not None:
             self._live.console.print(text, highlight=False, markup=False)
         else:
@@ -82,18 +80,16 @@ class Display(Rounds):
         self.dead += entry.total("dead") + entry.total("late")
         self.last, self.batch_began = entry, time.monotonic()
 
-    def rows(self, title: str, rows: list[dict[str, Any]]) -> None:
+    def rows(self, title: str, rows: list[dict[str, object]]) -> None:
         """What a console sink shows: data, so to standard output."""
         say(title)
         if rows:
             print_table(list(rows[0]), [list(row.values()) for row in rows])
 
-    def look(self) -> float:
+    def poll(self) -> float:
         """How far the pipeline is."""
-        from headrace.pipeline.status import status
-
         try:
-            self.status = status(self.connection, self.pipeline.home, self.pipeline.declaration)
+            self.status = self.pipeline.status(self.connection)
         except HeadraceError:
             self.status = None
         return _REST_S
@@ -113,9 +109,7 @@ class Display(Rounds):
 
     def _totals(self) -> str:
         dead = f", {self.dead:,} dead or late" if self.dead else ""
-        return (
-            f"{self.pipeline.name}: {counted(self.read, 'record')} in {duration(time.monotonic() - self.began)}{dead}"
-        )
+        return f"{self.pipeline.name}: {plural(self.read, 'record')} in {duration(time.monotonic() - self.began)}{dead}"
 
     def _batches(self) -> str:
         at_work = f"running for {time.monotonic() - self.batch_began:.0f} s"
@@ -128,7 +122,7 @@ class Display(Rounds):
     def _behind(self, status: PipelineStatus) -> str:
         if status.state == "waiting":
             return f"  waiting: {status.why}"
-        lag = "unknown" if status.lag is None else counted(status.lag, "record")
+        lag = "unknown" if status.lag is None else plural(status.lag, "record")
         oldest = f", the oldest for {duration(status.lag_s)}" if status.lag and status.lag_s else ""
         ahead = f", caught up in {duration(status.catch_up_s)}" if status.catch_up_s else ""
         rate = f"; {status.rate:,.0f} records/s recently" if status.rate else ""

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.app import App, Trunk, any_kafka, cli
+from headrace.cli.app import App, Trunk, any_kafka, cli, yes_option
 from headrace.cli.output import print_json, print_pairs, print_table
 
 if TYPE_CHECKING:
-    from headrace.transport.groups import GroupDescription, Groups, Member, PlannedOffset
+    from headrace.kafka import Group, Kafka, Member, PlannedOffset
 
 
 @cli.group(cls=Trunk)
@@ -20,10 +20,10 @@ def group() -> None:
     """List, describe, reset and delete consumer groups."""
 
 
-def _groups(app: App) -> Groups:
-    from headrace.transport.groups import Groups
+def _kafka(app: App) -> Kafka:
+    from headrace.kafka import Kafka
 
-    return Groups(app.connection())
+    return Kafka(app.connection())
 
 
 @group.command("list")
@@ -37,16 +37,19 @@ def list_(app: App) -> None:
     \b
     headrace group list
     """
-    with _groups(app) as groups:
-        found = groups.list()
-    if app.json:
-        print_json([asdict(group) for group in found])
-        return
-    print_table(
+    with _kafka(app) as kafka:
+        found = kafka.groups.list()
+    documents = [
+        {"group": g.group, "type": g.type, "state": g.state, "protocol": g.protocol, "coordinator": g.coordinator,
+         "members": _member_count(g)}
+        for g in found
+    ]  # fmt: skip
+    app.show(
+        documents,
         ("group", "type", "state", "protocol", "members", "coordinator"),
-        [(g.group, g.type, g.state, g.protocol, _known(g.members), g.coordinator) for g in found],
+        [(g.group, g.type, g.state, g.protocol, _known(_member_count(g)), g.coordinator) for g in found],
     )
-    if not found:
+    if not found and not app.json:
         app.say("no groups yet: a group is created when its first member joins or commits")
 
 
@@ -63,15 +66,17 @@ def describe(app: App, name: str) -> None:
     headrace group describe reporting
     headrace group describe reporting --json | jq .lag
     """
-    with _groups(app) as groups:
-        found = groups.describe(name)
+    with _kafka(app) as kafka:
+        found = kafka.groups.describe(name)
+        address = kafka.live_brokers().get(found.coordinator, "?")
+    coordinator = f"broker {found.coordinator} ({address})"
     if app.json:
-        print_json(found.to_json())
+        print_json({**found.to_json(), "coordinator": coordinator})
     else:
-        _print_description(app, found)
+        _print_description(app, found, coordinator)
 
 
-def _print_description(app: App, found: GroupDescription) -> None:
+def _print_description(app: App, found: Group, coordinator: str) -> None:
     known = found.members is not None
     print_pairs(
         {
@@ -80,8 +85,8 @@ def _print_description(app: App, found: GroupDescription) -> None:
             "state": found.state,
             "protocol": found.protocol,
             "assignor": found.assignor or "-",
-            "coordinator": found.coordinator,
-            "members": len(found.members) if found.members is not None else "-",
+            "coordinator": coordinator,
+            "members": _known(_member_count(found)),
             "lag": "-" if found.lag is None else f"{found.lag:,}",
         }
     )
@@ -98,22 +103,25 @@ def _print_description(app: App, found: GroupDescription) -> None:
             [(m.member_id, m.client_id, m.host, _assigned(m)) for m in found.members],
         )
     if found.offsets:
-        clients = {member.member_id: member.client_id for member in found.members or ()}
         click.echo()
         print_table(
             ("topic", "partition", "committed", "begin", "end", "lag", "client"),
             [
                 (o.topic, o.partition, _known(o.committed), _known(o.begin), _known(o.end), _known(o.lag),
-                 clients.get(o.member_id or "", "-"))
+                 o.client_id or "-")
                 for o in found.offsets
             ],
         )  # fmt: skip
 
 
+def _member_count(group: Group) -> int | None:
+    return None if group.members is None else len(group.members)
+
+
 def _assigned(member: Member) -> str:
     """`breadcrumbs/0,1 trips/2`."""
     topics: dict[str, list[str]] = {}
-    for name, number in member.assignment:
+    for name, number in member.partitions:
         topics.setdefault(name, []).append(str(number))
     return " ".join(f"{name}/{','.join(numbers)}" for name, numbers in topics.items()) or "-"
 
@@ -156,13 +164,13 @@ def reset(app: App, name: str, to: str, topics: list[tuple[str, int | None]], ex
     headrace group reset reporting --to -1h --topic breadcrumbs --execute
     headrace group reset reporting --to shift:-100 --topic breadcrumbs:2 --execute
     """
-    from headrace.transport.groups import ResetTo
+    from headrace.kafka import ResetTo
 
     wanted = ResetTo.parse(to)
-    with _groups(app) as groups:
-        plan = groups.plan_reset(name, wanted, topics)
+    with _kafka(app) as kafka:
+        plan = kafka.groups.plan_reset(name, wanted, topics)
         if execute:
-            groups.reset(name, plan)
+            kafka.groups.reset(name, plan)
     if app.json:
         print_json({"group": name, "executed": execute, "offsets": [asdict(planned) for planned in plan]})
     else:
@@ -187,7 +195,7 @@ def _print_plan(plan: tuple[PlannedOffset, ...]) -> None:
 
 @group.command()
 @click.argument("names", metavar="GROUP…", nargs=-1, required=True)
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @any_kafka
 @click.pass_obj
 def delete(app: App, names: tuple[str, ...], yes: bool) -> None:
@@ -197,16 +205,16 @@ def delete(app: App, names: tuple[str, ...], yes: bool) -> None:
     headrace group delete reporting
     """
     wanted = tuple(dict.fromkeys(names))
-    with _groups(app) as groups:
-        doomed = [groups.describe(name) for name in wanted]
+    with _kafka(app) as kafka:
+        doomed = [kafka.groups.describe(name) for name in wanted]
         app.confirm([_doomed(found) for found in doomed], yes=yes)
-        groups.delete(wanted)
+        kafka.groups.delete(wanted)
     if app.json:
         print_json({"deleted": list(wanted)})
     app.say(f"deleted: {', '.join(wanted)}")
 
 
-def _doomed(found: GroupDescription) -> str:
+def _doomed(found: Group) -> str:
     offsets = "-" if found.offsets is None else len(found.offsets)
     return f"{found.group}  {found.type} group, committed offsets {offsets}, lag {_known(found.lag)}"
 

@@ -21,6 +21,9 @@ from headrace.cli.values import pairs
 _INCONCLUSIVE = 5
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
     from headrace.labs import Entry, Lab, LabResult
 
 
@@ -52,7 +55,7 @@ def list_(app: App, names: tuple[str, ...]) -> None:
         print_table(["lab", "rows", "title"], ((one.name, " ".join(one.rows), one.title) for one in labs))
 
 
-def _described(one: Lab) -> dict[str, Any]:
+def _described(one: Lab) -> dict[str, object]:
     return {
         "name": one.name,
         "document": one.document,
@@ -80,7 +83,7 @@ def _explain(one: Lab) -> None:
 @lab.command()
 @click.argument("names", nargs=-1, required=True)
 @click.option("--keep", is_flag=True, help="Keep topics, groups and the labs' own cluster at the end.")
-@click.option("--seed", type=int, default=7, show_default=True, help="Seed of the random numbers.")
+@click.option("--seed", type=int, default=7, help="Seed of the random numbers.")
 @click.option(
     "--param", "given", multiple=True, callback=pairs, metavar="NAME=VALUE", help="Value of a parameter, repeatable."
 )
@@ -88,7 +91,6 @@ def _explain(one: Lab) -> None:
     "--profile",
     type=click.Choice(["full", "fast"]),
     default="full",
-    show_default=True,
     help="The documents' own values, or smaller ones with the same checks.",
 )
 @click.option("--fresh", is_flag=True, help="Always start a cluster, even if a running one would do.")
@@ -215,10 +217,9 @@ def tool(app: App, name: str, words: tuple[str, ...]) -> None:
     """
     import subprocess
 
-    from headrace.labs import tool_command
     from headrace.runtime import plain_environment
 
-    argv = tool_command(app.cluster(), name, words)
+    argv = app.cluster().tool_command(name, *words)
     raise click.exceptions.Exit(subprocess.run(argv, check=False, env=plain_environment()).returncode)
 
 
@@ -288,7 +289,7 @@ def _show_results(results: list[LabResult]) -> None:
 
 @contextmanager
 def _listening(app: App, labs: list[Lab], *, story: bool) -> Iterator[Any]:
-    """Whoever tells what happens: the whole story of one lab, or a line for each of many."""
+    """What reports the run: the whole story of one lab, or a line for each of many."""
     if story:
         yield _Story()
         return
@@ -308,7 +309,7 @@ class _Story:
         for line in lab.about.splitlines():
             click.echo(f"  {line}".rstrip())
 
-    def told(self, lab: Lab, entry: Entry) -> None:  # noqa: ARG002 - one lab only
+    def entry(self, lab: Lab, entry: Entry) -> None:  # noqa: ARG002 - one lab only
         for line in self._lines(entry):
             click.echo(line)
 
@@ -340,16 +341,15 @@ class _Story:
     def ended(self, lab: Lab, result: LabResult) -> None:  # noqa: ARG002 - one lab only
         if result.trouble:
             click.echo(click.style(f"\n✗ {result.trouble.problem}", fg="red"))
-            for label in ("why", "hint", "log"):
-                if text := getattr(result.trouble, label):
-                    click.echo(f"   {'try' if label == 'hint' else label}: {text}")
+            for label, text in result.trouble.lines:
+                click.echo(f"   {label}: {text}")
             if result.trouble.trace:
                 click.echo(result.trouble.trace)
         for node, file in result.logs.items():
             click.echo(f"   log of {node}: {result.name}/{file}")
 
 
-def _check_lines(facts: dict[str, Any]) -> list[str]:
+def _check_lines(facts: dict[str, object]) -> list[str]:
     from headrace.labs import check_sign
 
     sign = click.style(check_sign(facts), fg={"✓": "green", "?": "yellow"}.get(check_sign(facts), "red"))
@@ -377,7 +377,7 @@ class _Lines:
         self._said = ""
         self._done = 0
         self._began = time.monotonic()
-        self._live: Any = None
+        self._live: Live | None = None
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -393,7 +393,7 @@ class _Lines:
             self._live = live
             yield
 
-    def _picture(self) -> Any:
+    def _picture(self) -> RenderableType:
         from rich.text import Text
 
         with self._lock:
@@ -411,7 +411,7 @@ class _Lines:
         with self._lock:
             self._running[lab.name] = "begins"
 
-    def told(self, lab: Lab, entry: Entry) -> None:
+    def entry(self, lab: Lab, entry: Entry) -> None:
         if entry.kind == "step":
             with self._lock:
                 self._running[lab.name] = entry.facts["title"]

@@ -13,6 +13,9 @@ from typing import Any
 import click
 
 from headrace.errors import HeadraceError
+from headrace.text import short
+
+_WIDEST_CELL = 60
 
 _STATE_COLOURS = {
     "running": "green", "up": "green", "ok": "green",
@@ -32,7 +35,7 @@ def say(text: str) -> None:
     click.echo(text, err=True)
 
 
-def print_json(document: Any) -> None:
+def print_json(document: object) -> None:
     """One JSON document, to standard output: indented for a person, on one line for a pipe."""
     indent = 2 if sys.stdout.isatty() else None
     click.echo(json.dumps(document, indent=indent, ensure_ascii=False, default=str))
@@ -115,6 +118,15 @@ def _coloured(padded: str) -> str:
     return click.style(padded, fg=colour) if colour else padded
 
 
+def cell(value: object) -> str:
+    """A value of a row on one line of bounded width: what a table holds must not steer the terminal."""
+    if value is None:
+        return "-"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return short(text, _WIDEST_CELL if sys.stdout.isatty() else 4 * _WIDEST_CELL)
+
+
 def print_pairs(pairs: Mapping[str, object]) -> None:
     """`name   value` lines, to standard output."""
     width = max(map(len, pairs), default=0)
@@ -135,42 +147,13 @@ def show_error(error: HeadraceError) -> None:
             say(f"    {line}")
 
 
-def size(count: int | None) -> str:
-    """`12.3 MB`."""
-    if count is None:
-        return "-"
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 record`, `1,000 records`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def duration(seconds: float | None) -> str:
-    """`3 h 12 min`."""
-    if seconds is None:
-        return "-"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
-    if hours < 1:
-        return f"{minutes} min"
-    return f"{hours} h {minutes % 60} min" if days < 1 else f"{days} d {hours % 24} h"
-
-
 class TerminalProgress:
     """Words as they come; on a terminal a bar for what has a length."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
         self._bar: Any = None
-        self._task: Any = None
+        self._task: object = None
 
     def say(self, text: str) -> None:
         if not self.quiet:

@@ -9,25 +9,31 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.app import App, Trunk, any_kafka, cli, registry_option
+from headrace.cli.app import App, Trunk, any_kafka, cli, everywhere, registry_option
 from headrace.cli.display import Display
-from headrace.cli.output import counted, duration, print_json, print_table
+from headrace.cli.output import print_json, print_table
 from headrace.cli.values import span
 from headrace.errors import Failed, UsageError
 from headrace.home import FILE, Home
+from headrace.text import duration, plural
 
 if TYPE_CHECKING:
-    from headrace.pipeline.pipeline import Pipeline, RunReport
-    from headrace.transport.schemas import Registry
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-_file = click.option(
+    from headrace.pipeline import Graph, Pipeline, RunReport
+    from headrace.schemas import Registry
+
+file_option = click.option(
     "-f",
     "--file",
     type=click.Path(path_type=Path),
     help="File that declares it. [default: headrace.toml in this folder or a parent]",
 )
-_master = click.option("--master", metavar="URL", help="A Spark master, as in spark://host:7077. [default: local[*]]")
-_name = click.argument("name")
+master_option = click.option(
+    "--master", metavar="URL", help="A Spark master, as in spark://host:7077. [default: local[*]]"
+)
+name_argument = click.argument("name")
+optional_name = click.argument("name", required=False)
 
 
 @cli.group(cls=Trunk)
@@ -44,7 +50,7 @@ def pipeline() -> None:
     """
 
 
-def _place(app: App, file: Path | None) -> tuple[Path, Home]:
+def declared_in(app: App, file: Path | None) -> tuple[Path, Home]:
     """The file that is meant and the home where pipelines keep what they must remember."""
     home = Home.find(app.home, file.parent if file else None)
     path = file or home.config_file
@@ -54,10 +60,21 @@ def _place(app: App, file: Path | None) -> tuple[Path, Home]:
 
 
 def find(app: App, file: Path | None, name: str) -> Pipeline:
-    from headrace.pipeline.pipeline import Pipeline
+    from headrace.pipeline import Pipeline
 
-    path, home = _place(app, file)
+    path, home = declared_in(app, file)
     return Pipeline.from_file(path, name, home)
+
+
+def _as_graph(app: App, file: Path | None, name: str | None) -> Graph | None:
+    """The whole file, if that is meant: without a name, or with the name of a view."""
+    from headrace.pipeline import declared_views
+
+    if name is not None and name not in declared_views(declared_in(app, file)[0]):
+        return None
+    from headrace.cli.graph import find_graph
+
+    return find_graph(app, file)
 
 
 def registry_of(app: App, found: Pipeline) -> Registry | None:
@@ -66,25 +83,29 @@ def registry_of(app: App, found: Pipeline) -> Registry | None:
 
 
 @pipeline.command("list")
-@_file
+@file_option
 @any_kafka
 @click.pass_obj
 def list_(app: App, file: Path | None) -> None:
-    """List the declared pipelines and their state."""
-    from headrace.pipeline.pipeline import all_of
+    """List the declared pipelines and views, and their state."""
+    from headrace.pipeline import Pipeline, declared_views
 
-    path, home = _place(app, file)
+    path, home = declared_in(app, file)
     rows = []
-    for found in all_of(path, home):
-        d, state = found.declaration, found.folder.state
-        running = found.folder.is_locked
+    for found in Pipeline.all_of(path, home):
+        d = found.declaration
         rows.append(
             {
-                "name": d.name, "from": ", ".join(d.topics), "into": ", ".join(sink.name for sink in d.sinks),
+                "name": d.name, "from": ", ".join(d.all_topics), "into": ", ".join(sink.name for sink in d.sinks),
                 "trigger": d.trigger.kind if d.trigger.kind != "every" else f"{d.trigger.seconds:g} s",
-                "state": state.get("state", "never run") if running or state.get("state") != "running" else "cut off",
+                "state": found.state,
             }
         )  # fmt: skip
+    graph = _as_graph(app, file, None) if declared_views(path) else None
+    for node in graph.nodes if graph else ():
+        if graph and node.kind == "view":
+            shown = {"name": node.name, "from": ", ".join(node.reads), "into": graph.declared.views[node.name].target}
+            rows.append({**shown, "trigger": "view", "state": graph.state(node.name)})
     if app.json:
         print_json(rows)
         return
@@ -94,22 +115,24 @@ def list_(app: App, file: Path | None) -> None:
 
 
 @pipeline.command()
-@_name
-@_file
+@optional_name
+@file_option
 @registry_option
 @any_kafka
 @click.pass_obj
-def explain(app: App, name: str, file: Path | None) -> None:
-    """Check NAME and draw its flow, with the schema at each step. Nothing runs."""
-    from headrace.pipeline.session import stop_spark
+def explain(app: App, name: str | None, file: Path | None) -> None:
+    """Check NAME and draw its flow, with the schema at each step. Nothing runs.
 
+    Without NAME: check every pipeline and view of the file and draw them as one graph.
+    """
+    if graph := _as_graph(app, file, name):
+        from headrace.cli.graph import explain_graph
+
+        explain_graph(app, graph, name)
+        return
+    assert name is not None
     found = find(app, file, name)
-    registry = registry_of(app, found)
-    spark = found.start_session(progress=app.progress)
-    try:
-        steps = found.explain(spark, registry)
-    finally:
-        stop_spark()
+    steps = found.explain(registry=registry_of(app, found), progress=app.progress)
     if app.json:
         print_json({"name": name, "steps": [{"step": s, "schema": json.loads(t.json())} for s, t in steps]})
         return
@@ -118,83 +141,141 @@ def explain(app: App, name: str, file: Path | None) -> None:
 
 def _drawn(found: Pipeline, steps: list[tuple[str, Any]]) -> list[str]:
     d = found.declaration
-    dead = found.folder.dead_letters(d)
+    dead = found.dead_letter_queue
     schema = dict(steps)
+    lines = _drawn_rows(d, schema)
+    if d.join:
+        join = d.join
+        lines += ["  │", *_drawn_rows(join.other, schema, "join "), "  │"]
+        lines.append(f"  ▼ join on {', '.join(join.on)}, within {join.within}, {join.kind}")
+        lines += _fields(schema["join"])
+    lines.append(f"  ├── cannot be decoded or computed{'':9} ▶ dead letters: {dead.kind} {dead.target}")
+    for at, sink in enumerate(d.sinks):
+        branch = "└" if at == len(d.sinks) - 1 else "├"
+        lines.append(f"  {branch}─▶ {sink.kind} {sink.name}{_how(sink)}")
+    return lines
+
+
+def _how(sink: Any) -> str:
+    """What becomes of its rows."""
+    if sink.aggregate:
+        return f"  {sink.aggregate.mode} by {', '.join(sink.aggregate.by)}"
+    if sink.changes is None:
+        return ""
+    order = ", ".join(sink.changes.sequence) or "the order of records"
+    what = "every version" if sink.changes.history else "the latest row"
+    deletes = f", deleted when {sink.changes.delete_when}" if sink.changes.delete_when else ""
+    return f"  {what} by {', '.join(sink.changes.key)}, ordered by {order}{deletes}"
+
+
+@pipeline.command()
+@name_argument
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
+@click.option("--to", type=click.Choice(["pyspark"]), default="pyspark", help="The kind of job to write.")
+@file_option
+@everywhere
+@click.pass_obj
+def export(app: App, name: str, folder: Path, to: str, file: Path | None) -> None:  # noqa: ARG001 - one kind so far
+    """Write NAME as a plain PySpark job into DIR: it does the same without headrace.
+
+    The job is one file. Its header says how to run it with spark-submit, and what is lost: the ledger, redrive, exactly
+    once into topics. What a plain job cannot do is refused, with the line of the declaration.
+
+    \b
+    headrace pipeline export sales --to pyspark jobs
+    """
+    path = find(app, file, name).export(folder, progress=app.progress)
+    if app.json:
+        print_json({"name": name, "file": str(path)})
+    else:
+        click.echo(path)
+
+
+def _drawn_rows(d: Any, schema: dict[str, Any], side: str = "") -> list[str]:
+    """From records to rows."""
     lines = [f"  {topic}" for topic in d.topics]
     lines += ["  │", f"  ▼ decode {d.decode.format if d.decode.step is None else 'by a function'}"]
-    lines += [f"  │    {field.name:24} {field.dataType.simpleString()}" for field in schema["decode"].fields]
+    lines += _fields(schema[f"{side}decode"])
     if d.select or d.select_step:
-        lines += ["  │", "  ▼ select"]
-        for field in schema["select"].fields:
-            text = d.select.get(field.name, "")
-            lines.append(f"  │    {field.name:24} {field.dataType.simpleString():12} {text}")
+        lines += ["  │", "  ▼ select", *_fields(schema[f"{side}select"], d.select)]
+    for lookup in d.lookups:
+        on = ", ".join(here if there == f"`{here}`" else f"{here} = {there}" for here, there in lookup.on.items())
+        otherwise = "dead letters" if lookup.unmatched == "dead" else "null"
+        lines += ["  │", f"  ▼ lookup {lookup.kind} {lookup.target} on {on}; without a match: {otherwise}"]
+        for name, text in lookup.select.items():
+            lines.append(f"  │    {name:24} {schema['lookup'][name].dataType.simpleString():12} {text}")
     if d.where:
         lines += ["  │", f"  ▼ where {d.where}"]
     for rule in d.rules:
         way = {"dead": "dead letters", "drop": "dropped", "warn": "counted, written", "fail": "the run stops"}
         lines.append(f"  ├── not so: {rule.name:28} ▶ {way[rule.action]}")
-    lines.append(f"  ├── cannot be decoded or computed{'':9} ▶ dead letters: {dead.kind} {dead.target}")
-    for at, sink in enumerate(d.sinks):
-        branch = "└" if at == len(d.sinks) - 1 else "├"
-        how = f"  {sink.aggregate.mode} by {', '.join(sink.aggregate.by)}" if sink.aggregate else ""
-        lines.append(f"  {branch}─▶ {sink.kind} {sink.name}{how}")
     return lines
 
 
+def _fields(schema: Any, texts: Mapping[str, str] | None = None) -> list[str]:
+    return [
+        f"  │    {field.name:24} {field.dataType.simpleString():12} {(texts or {}).get(field.name, '')}".rstrip()
+        for field in schema.fields
+    ]
+
+
 @pipeline.command()
-@_name
+@optional_name
 @click.option("--once", is_flag=True, help="Read what is there now, then stop, whatever the declared trigger.")
-@_file
-@_master
+@file_option
+@master_option
 @registry_option
 @any_kafka
 @click.pass_obj
-def run(app: App, name: str, once: bool, file: Path | None, master: str | None) -> None:
+def run(app: App, name: str | None, once: bool, file: Path | None, master: str | None) -> None:
     """Run NAME in the foreground until Ctrl-C, or with --once until it has read what is there now.
 
+    A view is updated once. Without NAME: run every pipeline and update every view of the file, each behind what it
+    needs, independent ones side by side. If one fails, what depends on it is skipped, and the exit code is 1.
+
     \b
+    headrace pipeline run --once
     headrace pipeline run breadcrumbs --once
     headrace pipeline run breadcrumbs --bootstrap kafka.example:9092 --master spark://spark.example:7077
     """
-    from headrace.pipeline.declaration import Trigger
-    from headrace.pipeline.session import stop_spark
+    if graph := _as_graph(app, file, name):
+        from headrace.cli.graph import run_graph, update_view
 
+        if name is None:
+            run_graph(app, graph, once=once, master=master)
+        else:
+            update_view(app, graph, name, master)
+        return
+    assert name is not None
     found = find(app, file, name)
     connection, registry = app.connection(), registry_of(app, found)
     began = time.monotonic()
-    spark = found.start_session(master, app.progress)
-    app.say(f"Spark {spark.version} is ready after {time.monotonic() - began:.1f} s")
-    try:
+    with found.session(master, app.progress) as spark:
+        app.say(f"Spark {spark.version} is ready after {time.monotonic() - began:.1f} s")
         with Display(app, found, connection) as display:
-            begun = found.begin(spark, connection, registry, display.options(Trigger("once") if once else None))
-            try:
-                begun.wait()
-            except KeyboardInterrupt:
-                display.say(
-                    "stopping after the current batch; Ctrl-C again stops now, and the next run repeats the batch"
-                )
-                begun.stop()
-    finally:
-        stop_spark()
-    _show_report(app, found.report(begun.name), time.monotonic() - began)
+            report = found.run(connection, once=once, spark=spark, registry=registry, observer=display.observer)
+    _show_report(app, report, time.monotonic() - began)
 
 
 def _show_report(app: App, report: RunReport, seconds: float) -> None:
     line = report.run
+    parts = {
+        "partitions": report.ledger, "sinks": report.sinks, "lookups": report.lookups, "joins": report.joins
+    }  # fmt: skip
     if app.json:
-        parts = {"partitions": [vars(entry) for entry in report.ledger], "sinks": [vars(sink) for sink in report.sinks]}
-        print_json({**line.document(), "seconds": round(seconds, 3), **parts})
+        print_json({**line.document(), "seconds": round(seconds, 3), **_part_documents(parts)})
         return
-    print_table(LEDGER, [ledger_cells(entry) for entry in report.ledger])
-    print_table(SINKS, [_sink_cells(sink) for sink in report.sinks])
+    _print_parts(parts)
     state = click.style("balanced", fg="green") if line.balanced else click.style("NOT BALANCED", fg="red")
-    app.say(f"{counted(line.read, 'record')} read, {state}, {seconds:.1f} s")
+    app.say(f"{plural(line.read, 'record')} read, {state}, {seconds:.1f} s")
 
 
 LEDGER = (
     "topic", "partition", "offsets", "read", "written", "dead", "late", "filtered", "duplicate", "rows", "balanced"
 )  # fmt: skip
-SINKS = ("sink", "rows", "skipped", "waiting", "taken", "balanced")
+SINKS = ("sink", "rows", "skipped", "waiting", "taken", "applied", "deleted", "superseded", "balanced")
+LOOKUPS = ("lookup", "version", "batches")
+JOINS = ("side of the join", "entered", "matched", "unmatched", "waiting", "balanced")
 
 
 def ledger_cells(line: Any) -> list[object]:
@@ -204,36 +285,63 @@ def ledger_cells(line: Any) -> list[object]:
 
 
 def _sink_cells(line: Any) -> list[object]:
-    counts = [line.rows, line.skipped, line.waiting, line.taken]
-    told = ["-" if count is None else f"{count:,}" for count in counts]
-    return [line.sink, *told, "yes" if line.balanced else "NO"]
+    counts = [line.rows, line.skipped, line.waiting, line.taken, line.applied, line.deleted, line.superseded]
+    cells = ["-" if count is None else f"{count:,}" for count in counts]
+    return [line.sink, *cells, "yes" if line.balanced else "NO"]
+
+
+def _lookup_cells(line: Any) -> list[object]:
+    span = f"{line.first_batch}" if line.batches == 1 else f"{line.first_batch} to {line.last_batch}"
+    return [line.lookup, line.version, span]
+
+
+def _join_cells(line: Any) -> list[object]:
+    counts = [line.entered, line.matched, line.unmatched, line.waiting]
+    return [line.side, *[f"{count:,}" for count in counts], "yes" if line.balanced else "NO"]
+
+
+#: The parts of an account: their titles, and how a line becomes cells.
+_PARTS: dict[str, tuple[tuple[str, ...], Callable[[Any], list[object]]]] = {
+    "partitions": (LEDGER, ledger_cells), "sinks": (SINKS, _sink_cells),
+    "lookups": (LOOKUPS, _lookup_cells), "joins": (JOINS, _join_cells),
+}  # fmt: skip
+_ONLY_OF_CHANGES = {"applied", "deleted", "superseded"}
+
+
+def _part_documents(parts: Mapping[str, Iterable[Any]], run: str | None = None) -> dict[str, list[dict[str, object]]]:
+    return {name: [vars(line) for line in lines if run in {None, line.run}] for name, lines in parts.items()}
+
+
+def _print_parts(parts: Mapping[str, Sequence[Any]], *, with_run: bool = False) -> None:
+    """A table for each part that a pipeline has, without the columns that say nothing of it."""
+    for name, lines in parts.items():
+        titles, cells = _PARTS[name]
+        rows = [cells(line) for line in lines]
+        shown = [
+            at for at, title in enumerate(titles)
+            if title not in _ONLY_OF_CHANGES or any(row[at] != "-" for row in rows)
+        ]  # fmt: skip
+        first = [[line.run] if with_run else [] for line in lines]
+        if lines or name in {"partitions", "sinks"}:
+            head = (*(["run"] if with_run else []), *[titles[at] for at in shown])
+            print_table(head, [[*run, *[row[at] for at in shown]] for run, row in zip(first, rows, strict=True)])
 
 
 @pipeline.command()
-@_name
-@_file
-@_master
+@name_argument
+@file_option
+@master_option
 @registry_option
 @any_kafka
 @click.pass_obj
 def start(app: App, name: str, file: Path | None, master: str | None) -> None:
     """Run NAME in the background. Pipelines share one Spark driver: the second one starts at once."""
-    from headrace.pipeline.driver import Driver
-
     found = find(app, file, name)
     connection, registry = app.connection(), registry_of(app, found)
-    if found.folder.is_locked:
+    began = time.monotonic()
+    if not found.start(connection, registry=registry, master=master):
         app.say(f"{name} runs already")
         return
-    began = time.monotonic()
-    Driver(found.home).start(
-        found.folder,
-        {
-            "file": str((found.declaration.file or Path()).absolute()), "bootstrap": connection.bootstrap,
-            "properties": dict(connection.properties), "registry": registry.url if registry else None,
-            "master": master,
-        },
-    )  # fmt: skip
     app.say(f"{name} runs in the background, after {time.monotonic() - began:.1f} s; headrace pipeline status {name}")
 
 
@@ -244,7 +352,7 @@ def start(app: App, name: str, file: Path | None, master: str | None) -> None:
     "--timeout", callback=span, metavar="SPAN", help="How long to wait for the current batch, as in 1h. [default: 5min]"
 )
 @click.option("--now", is_flag=True, help="Stop in the middle of the current batch; the next run repeats it.")
-@_file
+@file_option
 @any_kafka
 @click.pass_obj
 def stop(app: App, name: str | None, everything: bool, timeout: float | None, now: bool, file: Path | None) -> None:
@@ -257,78 +365,64 @@ def stop(app: App, name: str | None, everything: bool, timeout: float | None, no
     headrace pipeline stop breadcrumbs --timeout 1h
     headrace pipeline stop breadcrumbs --now
     """
-    from headrace.pipeline.driver import STOP_WITHIN_S, Driver
-    from headrace.pipeline.pipeline import all_of
+    from headrace.pipeline import Background, Pipeline
 
-    path, home = _place(app, file)
-    driver = Driver(home)
+    path, home = declared_in(app, file)
+    background = Background(home)
     if everything == bool(name):
         raise UsageError("which pipeline?", hint="headrace pipeline stop NAME, or --all")
-    found = all_of(path, home) if everything else [find(app, file, name or "")]
-    folders = [each.folder for each in found]
-    within_s = STOP_WITHIN_S if timeout is None else timeout
-    stopped = driver.cut_off(*folders) if now else driver.stop(*folders, within_s=within_s)
+    found = Pipeline.all_of(path, home) if everything else [find(app, file, name or "")]
+    stopped = background.stop(*[each.name for each in found], timeout_s=timeout, now=now)
     for each in found:
         if each.name in stopped:
             how = "was stopped in the middle of a batch: its next run repeats it" if now else "has stopped"
             app.say(f"{each.name} {how}")
-        elif each.folder.is_locked:
-            raise Failed(
-                f"{each.name} does not run in the background",
-                why=each.folder.lock_file.read_text(encoding="utf-8") + " runs it",
-                hint="Ctrl-C in its terminal",
-            )
-        elif not everything:
+        elif not each.stop() and not everything:  # one that runs in the foreground is an error
             app.say(f"{each.name} did not run")
     if everything:
-        driver.end()
+        background.end()
 
 
 @pipeline.command()
 @click.argument("name", required=False)
-@click.option("-n", "--lines", type=click.IntRange(1), default=40, show_default=True)
-@_file
+@click.option("-n", "--lines", type=click.IntRange(1), default=40)
+@file_option
 @any_kafka
 @click.pass_obj
 def logs(app: App, name: str | None, lines: int, file: Path | None) -> None:
     """Show the logs of the background driver and of Spark. With NAME, only its lines of the driver log."""
-    from headrace.pipeline.driver import Driver
+    from headrace.pipeline import Background
 
-    _, home = _place(app, file)
-    driver = Driver(home)
-    for log in (driver.log, driver.folder / "spark" / "spark.log", home.root / "spark" / "spark.log"):
-        if log.is_file():
-            said = log.read_text(encoding="utf-8", errors="replace").splitlines()
-            if name and log == driver.log:
-                said = _lines_of(name, said)
-            click.echo("\n".join([f"==> {log} <==", *said[-lines:]]))
-
-
-def _lines_of(name: str, said: list[str]) -> list[str]:
-    """What the driver said of that pipeline; indented lines belong to the one above them."""
-    kept: list[str] = []
-    ours = False
-    for line in said:
-        ours = line.partition(" ")[2].startswith(f"{name}: ") if not line.startswith(" ") else ours
-        kept += [line] if ours else []
-    return kept
+    _, home = declared_in(app, file)
+    for log, said in Background(home).logs(name):
+        click.echo("\n".join([f"==> {log} <==", *said[-lines:]]))
 
 
 @pipeline.command()
-@_name
+@name_argument
 @click.option("--run", "wanted", metavar="RUN", help="One run only; `last` is the latest.")
 @click.option("--by-rule", is_flag=True, help="Show the records that were not written, by rule.")
-@_file
+@file_option
 @any_kafka
 @click.pass_obj
 def ledger(app: App, name: str, wanted: str | None, by_rule: bool, file: Path | None) -> None:
     """Account for every record of NAME: read = written + dead + late + filtered + duplicate.
 
     ROWS counts the rows that the written records became. Below, for each sink: the rows, those that its own `where`
-    skipped, those that it took, and, with a watermark, those in open windows (TAKEN counts finished windows).
+    skipped, those that it took, and, with a watermark, those in open windows (TAKEN counts finished windows). Of
+    changes by key: those that were applied, that deleted, and that a later change had superseded. Of a lookup: which
+    version which batches have used. For each side of a join: the records that entered it, and of these those that found
+    a partner, that can find none any more, and that still wait for one.
+
+    Of a view: its updates, the versions that each read, the keys it recomputed, rows removed and written.
 
     The exit code is 1 if a run does not balance.
     """
+    if graph := _as_graph(app, file, name):
+        from headrace.cli.graph import view_ledger
+
+        view_ledger(app, graph, name)
+        return
     found = find(app, file, name)
     book = found.ledger
     runs = book.runs()
@@ -339,23 +433,18 @@ def ledger(app: App, name: str, wanted: str | None, by_rule: bool, file: Path | 
     if wanted and wanted not in {line.run for line in runs}:
         raise UsageError(f"there is no run {wanted!r}", hint=f"the latest is {runs[-1].run}")
     chosen = [line for line in runs if not wanted or line.run == wanted]
-    lines, sinks = book.lines(wanted), book.sinks(wanted)
+    parts: dict[str, Sequence[Any]] = {
+        "partitions": book.lines(wanted), "sinks": book.sinks(wanted),
+        "lookups": book.lookups(wanted), "joins": book.joins(wanted),
+    }  # fmt: skip
     wrong = [text for line in chosen for text in line.unbalanced]
     if app.json:
-        documents = [
-            {
-                **line.document(),
-                "partitions": [vars(entry) for entry in lines if entry.run == line.run],
-                "sinks": [vars(entry) for entry in sinks if entry.run == line.run],
-            }
-            for line in chosen
-        ]
+        documents = [{**line.document(), **_part_documents(parts, line.run)} for line in chosen]
         print_json({"name": name, "balanced": not wrong, "runs": documents})
     elif by_rule:
         print_table(("outcome", "rule", "records"), [(o, r, f"{n:,}") for o, r, n in book.by_rule(wanted)])
     else:
-        print_table(("run", *LEDGER), [[line.run, *ledger_cells(line)] for line in lines])
-        print_table(("run", *SINKS), [[line.run, *_sink_cells(line)] for line in sinks])
+        _print_parts(parts, with_run=True)
         for line in chosen:
             ended = duration(line.ended - line.started) if line.ended else "-"
             app.say(f"{line.run}: {line.state}, {line.batches} batches, {line.read:,} read, {ended}")
@@ -364,8 +453,32 @@ def ledger(app: App, name: str, wanted: str | None, by_rule: bool, file: Path | 
 
 
 @pipeline.command()
+@name_argument
+@click.option("--key", metavar="VALUE", help="Only entries with this value in their key.")
+@click.option("-n", "--limit", type=click.IntRange(1), default=20, help="Entries of each part.")
+@file_option
+@any_kafka
+@click.pass_obj
+def state(app: App, name: str, key: str | None, limit: int, file: Path | None) -> None:
+    """Show the state that a join or an aggregate of mode watermark of NAME keeps, as of its last batch.
+
+    Spark reads it from the checkpoint, whether the pipeline runs or not. For a join: the rows of both sides that may
+    still find partners.
+
+    \b
+    headrace pipeline state transit
+    headrace pipeline state transit --key 160999964
+    """
+    found = find(app, file, name).kept_state(key, limit=limit, progress=app.progress)
+    if app.json:
+        print_json(found)
+        return
+    print_table(("of", "key", "value"), [(e["of"], json.dumps(e["key"]), json.dumps(e["value"])) for e in found])
+
+
+@pipeline.command()
 @click.argument("name", required=False)
-@_file
+@file_option
 @any_kafka
 @click.pass_obj
 def status(app: App, name: str | None, file: Path | None) -> None:
@@ -373,19 +486,23 @@ def status(app: App, name: str | None, file: Path | None) -> None:
 
     The exit code is 1 if records expired before they were read, or a topic was recreated.
     """
-    from headrace.pipeline.pipeline import all_of
-    from headrace.pipeline.status import status as status_of
+    from headrace.cli.graph import show_view_status
+    from headrace.pipeline import Pipeline, declared_views
 
-    path, home = _place(app, file)
-    found = [find(app, file, name)] if name else all_of(path, home)
-    connection = app.connection()
-    statuses = [status_of(connection, home, each.declaration) for each in found]
+    path, home = declared_in(app, file)
+    graph = _as_graph(app, file, name) if declared_views(path) else None
+    views = [graph.status(view) for view in graph.views if name in (None, view)] if graph else []
+    found = [] if name and views else [find(app, file, name)] if name else Pipeline.all_of(path, home)
+    connection = app.connection() if found else None
+    statuses = [each.status(connection) for each in found]
     if app.json:
-        documents = [each.document() for each in statuses]
+        documents = [*[each.document() for each in statuses], *[each.document() for each in views]]
         print_json(documents[0] if name else documents)
     else:
         for each in statuses:
             _show_status(app, each)
+        for view in views:
+            show_view_status(app, view)
     loud = [warned.text for each in statuses for warned in each.warnings if warned.loud]
     if loud:
         raise Failed("a pipeline has lost records", why="; ".join(loud))

@@ -18,17 +18,20 @@ import click
 
 from headrace.cli.app import App, any_kafka, cli, client_settings
 from headrace.cli.codecs import codec_options, codecs
-from headrace.cli.output import counted, print_json, say, size
+from headrace.cli.output import print_json, say
 from headrace.cli.values import every, pairs, span, whole_range, words
 from headrace.errors import Failed, HeadraceError, UsageError
+from headrace.text import plural, size
 
 if TYPE_CHECKING:
-    from headrace.transport.produce import ProduceOptions, ProduceReport
-    from headrace.transport.shaping import Shaping
-    from headrace.transport.transactions import TransactionReport, TransactionResult
+    from headrace.kafka import TransactionReport, TransactionResult
+    from headrace.kafka.write import BadPiece, InputOptions, ProduceOptions, ProduceReport, Shaping
 
 _PLACES_SHOWN = 20
 _REASONS_SHOWN = 5
+_NOT_IN_TRANSACTIONS = (
+    "echo", "producers", "key_per_producer", "rate", "pause_ms", "pause_every", "flush", "replay", "failed_file",
+)  # fmt: skip
 _SHAPES = ["lines", "ndjson", "array", "concatenated", "strings", "csv", "csv-no-header"]
 
 
@@ -45,7 +48,6 @@ _SHAPES = ["lines", "ndjson", "array", "concatenated", "strings", "csv", "csv-no
     "--on-bad",
     type=click.Choice(["stop", "skip", "set-aside"]),
     default="stop",
-    show_default=True,
     help="What to do with input that cannot be parsed as a record.",
 )
 @click.option(
@@ -76,19 +78,13 @@ _SHAPES = ["lines", "ndjson", "array", "concatenated", "strings", "csv", "csv-no
 )
 @click.option("--null-value", metavar="TEXT", help="A value that is exactly this becomes null (a tombstone).")
 @codec_options
-@click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True)
+@click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all")
 @click.option("--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]))
 @click.option("--no-idempotence", is_flag=True, help="Let retries write a record twice.")
 @click.option("--rate", type=float, metavar="R", help="At most R records a second.")
 @click.option("--pause-ms", type=float, metavar="MS", help="Pause after each record.")
 @click.option("--pause-every", callback=every, metavar="N:SPAN", help="Pause after every N records, as in 5:2s.")
-@click.option(
-    "--flush",
-    default="end",
-    show_default=True,
-    metavar="none|end|each|every:N",
-    help="When to wait for the acknowledgements.",
-)
+@click.option("--flush", default="end", metavar="none|end|each|every:N", help="When to wait for the acknowledgements.")
 @click.option(
     "--replay",
     type=float,
@@ -96,11 +92,7 @@ _SHAPES = ["lines", "ndjson", "array", "concatenated", "strings", "csv", "csv-no
     help="By the data's own times (--timestamp-field); 60: an hour in a minute.",
 )
 @click.option(
-    "--producers",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="So many producers at once, each sends the whole file.",
+    "--producers", type=click.IntRange(1, 64), default=1, help="So many producers at once, each sends the whole file."
 )
 @click.option("--seed", type=int, help="Makes random keys and coins repeatable.")
 @click.option("--transaction", type=click.IntRange(1), metavar="N", help="Send in transactions of N records.")
@@ -109,11 +101,10 @@ _SHAPES = ["lines", "ndjson", "array", "concatenated", "strings", "csv", "csv-no
     "--commit-probability",
     type=float,
     default=1.0,
-    show_default=True,
     help="Probability that a transaction is committed instead of aborted.",
 )
 @click.option("--topics", callback=words, metavar="A,B", help="A transaction spans these topics.")
-@click.option("--per-topic", type=click.IntRange(1), default=2, show_default=True, help="Records of each of --topics.")
+@click.option("--per-topic", type=click.IntRange(1), default=2, help="Records of each of --topics.")
 @click.option("--transactional-id", metavar="ID", help="[default: a new one]")
 @click.option(
     "--failed",
@@ -154,7 +145,7 @@ def produce(app: App, /, topic: str, file: str, **flags: Any) -> None:
     kept = _KeptFile(flags["failed_file"] or Path(f"{topic}.failed.ndjson"))
     aside = _KeptFile(Path(f"{Path(file).name if file != '-' else topic}.bad.ndjson"))
     with contextlib.ExitStack() as stack, kept, aside, _meter(app, file) as show:
-        from headrace.transport.produce import produce as send
+        from headrace.kafka.write import produce as send
 
         options = _options(topic, flags, kept, aside, show)
         coded = codecs(app, stack, topic, flags, reading=False)
@@ -165,9 +156,9 @@ def produce(app: App, /, topic: str, file: str, **flags: Any) -> None:
 
 
 def _create(app: App, topic: str, flags: dict[str, Any]) -> None:
-    from headrace.transport.admin import Admin, NewTopic
+    from headrace.kafka import Kafka, NewTopic
 
-    with Admin(app.connection()) as admin:
+    with Kafka(app.connection()) as admin:
         for name in dict.fromkeys(flags["topics"] or [topic]):
             if admin.ensure_topic(NewTopic(name, flags["partitions"], flags["replication"])):
                 app.say(f"created topic {name}")
@@ -176,8 +167,7 @@ def _create(app: App, topic: str, flags: dict[str, Any]) -> None:
 def _options(
     topic: str, flags: dict[str, Any], kept: _KeptFile, aside: _KeptFile, show: Callable[[ProduceReport], None] | None
 ) -> ProduceOptions:
-    from headrace.transport.pace import Pace
-    from headrace.transport.produce import ProduceOptions
+    from headrace.kafka.write import Pace, ProduceOptions
 
     flush_every, flush_at_end = _flush(flags["flush"])
     pace = Pace(
@@ -202,7 +192,7 @@ def _options(
 
 
 def _shaping(topic: str, flags: dict[str, Any]) -> Shaping:
-    from headrace.transport.shaping import Shaping, parse_route
+    from headrace.kafka.write import Shaping, parse_route
 
     encoded = {name: flags[name].encode() if flags[name] is not None else None for name in ("key", "null_value")}
     return Shaping(
@@ -220,8 +210,8 @@ def _shaping(topic: str, flags: dict[str, Any]) -> Shaping:
     )
 
 
-def _input(flags: dict[str, Any], aside: _KeptFile) -> Any:
-    from headrace.transport.inputs import InputOptions, Shape
+def _input(flags: dict[str, Any], aside: _KeptFile) -> InputOptions:
+    from headrace.kafka.write import InputOptions, Shape
 
     return InputOptions(
         shape=Shape(flags["shape"]) if flags["shape"] else None,
@@ -275,27 +265,27 @@ class _KeptFile:
 
     def failed(self, topic: str, record: Any) -> None:
         """A record that was not delivered."""
-        from headrace.transport.records import text_or_base64
+        from headrace.text import text_or_base64
 
         self._write({
             "topic": topic, "partition": record.partition, "key": text_or_base64(record.key),
             "value": text_or_base64(record.value), "reason": record.reason, "maybe_written": record.maybe_written,
         })  # fmt: skip
 
-    def bad(self, piece: Any) -> None:
-        """A piece of the input that is no record."""
-        from headrace.transport.records import text_or_base64
+    def bad(self, piece: BadPiece) -> None:
+        """Input that cannot be parsed as a record."""
+        from headrace.text import text_or_base64
 
         self._write({"place": str(piece.place), "reason": piece.reason, "data": text_or_base64(piece.data)})
 
-    def _write(self, document: dict[str, Any]) -> None:
+    def _write(self, document: dict[str, object]) -> None:
         line = json.dumps(document, ensure_ascii=False).encode() + b"\n"
         with self._lock:
             try:
                 self._append(line)
             except OSError as error:
                 self.error = Failed(
-                    f"records that should be kept in {self.path} are not all there",
+                    f"not all records could be written to {self.path}",
                     why=error.strerror or str(error),
                     hint="make room, or name another file with --failed, and send the input again",
                 )
@@ -344,7 +334,7 @@ def _conclude(app: App, report: ProduceReport, kept: _KeptFile, aside: _KeptFile
     elif not app.quiet and (report.read or not report.error):
         _summary(report)
     if kept.count:
-        say(f"{counted(kept.count, 'undelivered record')} kept in {kept.path}, each with its reason")
+        say(f"{plural(kept.count, 'undelivered record')} kept in {kept.path}, each with its reason")
     _say_bad(report.bad, aside)
     if report.error or report.interrupted:
         _say_how_to_go_on(report.position, input_is_bad=isinstance(report.error, Failed))
@@ -361,28 +351,28 @@ def _say_how_to_go_on(position: int | None, *, input_is_bad: bool) -> None:
     """After a run that did not read its input to the end."""
     if position:
         mended = "correct the input, or add --on-bad skip, and " if input_is_bad else ""
-        say(f"stopped behind record {position:,} of the input; to go on without sending any of them twice, "
+        say(f"stopped after record {position:,} of the input; to resume without sending any record twice, "
             f"{mended}repeat the command with --skip {position}")  # fmt: skip
 
 
 def _say_bad(count: int, aside: _KeptFile) -> None:
     if count:
-        where = f"kept in {aside.path}" if aside.count else "left out"
-        say(f"no record, and {where}: {counted(count, 'piece')} of the input")
+        where = f"kept in {aside.path}" if aside.count else "skipped"
+        say(f"not parsed as records and {where}: {plural(count, 'piece')} of the input")
 
 
 def _summary(report: ProduceReport) -> None:
     seconds = max(report.seconds, 0.001)
     speed = f"{report.acknowledged / seconds:,.0f} records/s, {report.bytes / seconds / 1e6:.1f} MB/s"
-    acknowledged = counted(report.acknowledged, "record")
+    acknowledged = plural(report.acknowledged, "record")
     say(f"{acknowledged} acknowledged, {report.failed:,} failed, of {report.read:,} read as {report.shape}")
     for reason, count in list(report.reasons.items())[:_REASONS_SHOWN]:
         say(f"  {count:,} failed: {reason}")
     if len(report.reasons) > _REASONS_SHOWN:
         say(f"  and for {len(report.reasons) - _REASONS_SHOWN} other reasons")
     if report.maybe_written:
-        say(f"  {report.maybe_written:,} of the failed records were sent and not answered: they may have been written "
-            '("maybe_written" in the file), so sending them again may write them twice')  # fmt: skip
+        say(f"  {report.maybe_written:,} of the failed records timed out after they were sent: they may have been "
+            'written ("maybe_written" in the file), so sending them again may duplicate them')  # fmt: skip
     say(f"  {size(report.bytes)} in {report.seconds:.2f} s: {speed}")
     for topic, spans in report.partitions.items():
         for partition, span_ in spans.items():
@@ -391,11 +381,11 @@ def _summary(report: ProduceReport) -> None:
                 if span_.first_offset >= 0
                 else "no offsets (acks=0)"
             )
-            say(f"  {topic}/{partition}: {counted(span_.records, 'record')}, {offsets}")
+            say(f"  {topic}/{partition}: {plural(span_.records, 'record')}, {offsets}")
 
 
 def _in_transactions(app: App, topic: str, file: str, flags: dict[str, Any]) -> None:
-    from headrace.transport.transactions import TransactionPlan, produce_in_transactions
+    from headrace.kafka import TransactionPlan, produce_in_transactions
 
     _refuse_in_transactions(flags)
     plan = TransactionPlan(
@@ -424,23 +414,12 @@ def _in_transactions(app: App, topic: str, file: str, flags: dict[str, Any]) -> 
         raise aside.error
 
 
-def _refuse_in_transactions(flags: dict[str, Any]) -> None:
-    """What a transaction has no use for is not passed over in silence."""
-    names = (
-        "echo",
-        "producers",
-        "key_per_producer",
-        "rate",
-        "pause_ms",
-        "pause_every",
-        "flush",
-        "replay",
-        "failed_file",
-    )
-    for name in names:
+def _refuse_in_transactions(flags: dict[str, object]) -> None:
+    """An option without effect in a transaction is an error."""
+    for name in _NOT_IN_TRANSACTIONS:
         if flags[name] not in (None, False, 1, "end"):
             option = "--" + name.removesuffix("_file").replace("_", "-")
-            raise UsageError(f"{option} has no meaning in transactions", hint="--wait holds each of them open")
+            raise UsageError(f"{option} is not supported in transactions", hint="--wait holds each of them open")
 
 
 def _say_transaction(result: TransactionResult) -> None:

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.app import App, Trunk, any_kafka, registry_option
-from headrace.cli.output import counted, print_json, print_table, size
-from headrace.cli.pipeline import find, pipeline, registry_of
-from headrace.errors import NotFound, UsageError
+from headrace.cli.app import App, Trunk, any_kafka, registry_option, yes_option
+from headrace.cli.output import print_json, print_table
+from headrace.cli.pipeline import file_option, find, name_argument, pipeline, registry_of
+from headrace.errors import UsageError
+from headrace.text import plural, size
 
 if TYPE_CHECKING:
-    from headrace.pipeline.dead_letters import Letter, Wanted
-    from headrace.pipeline.flow import Flow
-    from headrace.pipeline.pipeline import Pipeline
+    from headrace.pipeline import Wanted
 
-_name = click.argument("name")
-_file = click.option(
-    "-f",
-    "--file",
-    type=click.Path(path_type=Path),
-    help="File that declares it. [default: headrace.toml in this folder or a parent]",
-)
-_yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 _SHOWN_BYTES = 100
 
 
@@ -45,25 +34,21 @@ def _choosing(command: Any) -> Any:
     return command
 
 
-def _wanted(found: Pipeline, **chosen: tuple[str, ...]) -> Wanted:
-    from headrace.pipeline.dead_letters import Span, Wanted
+def _wanted(**chosen: tuple[str, ...]) -> Wanted:
+    from headrace.pipeline import Span, Wanted
 
     spans = tuple(Span.parse(text) for text in chosen["spans"])
-    topics = found.declaration.topics
-    for span in spans:
-        if span.topic not in topics:
-            raise UsageError(f"{found.name} does not read {span.topic}", hint=f"--at {topics[0]}/PARTITION/OFFSET")
-    return Wanted(found.name, chosen["rules"], chosen["reasons"], runs=chosen["runs"], spans=spans)
+    return Wanted(rules=chosen["rules"], reasons=chosen["reasons"], runs=chosen["runs"], spans=spans)
 
 
 @pipeline.command("dead-letters")
-@_name
+@name_argument
 @_choosing
-@click.option("--samples", type=click.IntRange(0), default=2, show_default=True, help="Number of samples per reason.")
+@click.option("--samples", type=click.IntRange(0), default=2, help="Number of samples per reason.")
 @click.option(
     "--save", type=click.Path(path_type=Path), help="Write them to a file, to edit and send with redrive --edits."
 )
-@_file
+@file_option
 @registry_option
 @any_kafka
 @click.pass_obj
@@ -77,21 +62,12 @@ def dead_letters(
     headrace pipeline dead-letters breadcrumbs --rule decode --samples 10
     headrace pipeline dead-letters breadcrumbs --rule decode --save torn.ndjson
     """
-    from headrace.pipeline.dead_letters import letters, summary
-    from headrace.pipeline.diagnosis import diagnose
-
     found = find(app, file, name)
-    registry = registry_of(app, found)
-    place = found.folder.dead_letters(found.declaration)
-    wanted = letters(app.connection(), place, _wanted(found, **chosen))
+    registry, connection, wanted = registry_of(app, found), app.connection(), _wanted(**chosen)
     if save:
-        _save(app, found, wanted, save)
+        _show_saved(app, name, save, found.save_dead_letters(connection, save, wanted))
         return
-    groups = summary(
-        wanted,
-        samples,
-        lambda letter: diagnose(letter, found.declaration, registry),
-    )
+    groups = found.dead_letters(connection, wanted, samples=samples, registry=registry)
     if app.json:
         print_json([_group(group) for group in groups])
         return
@@ -104,27 +80,18 @@ def dead_letters(
             click.echo(f"    {sample.origin}  {sample.words}")
             click.echo(f"      {_beginning(sample.value)}")
     total = sum(group.records for group in groups)
-    app.say(f"{counted(total, 'dead letter')} in {place.kind} {place.target}")
+    app.say(f"{plural(total, 'dead letter')} in {found.dead_letter_queue.kind} {found.dead_letter_queue.target}")
 
 
-def _save(app: App, found: Pipeline, wanted: Iterable[Letter], path: Path) -> None:
-    from headrace.pipeline.redrive import write_for_editing
-
-    try:
-        with path.open("x", encoding="utf-8") as out:
-            count = write_for_editing(wanted, out)
-    except FileExistsError:
-        raise UsageError(f"{path} exists", why="it may hold your edits", hint="another name") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written", why=str(error)) from None
+def _show_saved(app: App, name: str, path: Path, count: int) -> None:
     if app.json:
         print_json({"file": str(path), "letters": count})
         return
-    app.say(f"{counted(count, 'dead letter')} in {path}: edit values and keys, delete lines not to be sent, then")
-    app.say(f"  headrace pipeline redrive {found.name} --edits {path} --dry-run")
+    app.say(f"{plural(count, 'dead letter')} in {path}: edit values and keys, delete lines not to be sent, then")
+    app.say(f"  headrace pipeline redrive {name} --edits {path} --dry-run")
 
 
-def _group(group: Any) -> dict[str, Any]:
+def _group(group: Any) -> dict[str, object]:
     document = {**vars(group)}
     document["samples"] = [
         {**vars(sample), "key": _text(sample.key), "value": _text(sample.value)} for sample in group.samples
@@ -150,18 +117,16 @@ def _beginning(value: bytes | None) -> str:
 
 
 @pipeline.command()
-@_name
+@name_argument
 @_choosing
 @click.option("--dry-run", is_flag=True, help="Check them against the current rules; send nothing.")
 @click.option("--again", is_flag=True, help="Include those that were redriven before.")
-@click.option(
-    "--max-times", type=click.IntRange(1), default=3, show_default=True, help="Maximum number of redrives of a record."
-)
+@click.option("--max-times", type=click.IntRange(1), default=3, help="Maximum number of redrives of a record.")
 @click.option("--keep-partition", is_flag=True, help="Send to the original partition, not by key.")
 @click.option(
     "--edits", type=click.Path(path_type=Path), help="Send the edited ones of this file, see dead-letters --save."
 )
-@_file
+@file_option
 @registry_option
 @any_kafka
 @click.pass_obj
@@ -175,39 +140,24 @@ def redrive(app: App, /, name: str, dry_run: bool, edits: Path | None, file: Pat
     headrace pipeline redrive breadcrumbs --rule "has a trip"
     headrace pipeline redrive breadcrumbs --edits torn.ndjson
     """
-    from headrace.pipeline.dead_letters import letters
-    from headrace.pipeline.dry_run import Trial
-    from headrace.pipeline.redrive import RedrivePlan, read_edits
-    from headrace.pipeline.redrive import redrive as send
+    from headrace.pipeline import RedrivePlan
 
     found = find(app, file, name)
     plan = RedrivePlan(
-        more.pop("again"), more.pop("max_times"), more.pop("keep_partition"),
-        read_edits(edits) if edits else None, dry_run,
-    )  # fmt: skip
-    connection, place = app.connection(), found.folder.dead_letters(found.declaration)
-    chosen = letters(connection, place, _wanted(found, **more))
-    trial = Trial(partial(_todays_flow, app, found)) if dry_run else None
-    report = send(connection, chosen, plan, trial)
-    judged = sorted((*verdict, records) for verdict, records in trial.outcomes.items()) if trial else None
+        more.pop("again"), more.pop("max_times"), more.pop("keep_partition"), edits, dry_run, try_rules=dry_run
+    )
+    registry = registry_of(app, found) if dry_run else None
+    report = found.redrive(app.connection(), _wanted(**more), plan, registry=registry, progress=app.progress)
     if app.json:
-        print_json({**report.document(), "dry_run": dry_run, "outcomes": judged})
+        print_json({**report.document(), "dry_run": dry_run, "outcomes": report.outcomes})
         return
     verb = "would be sent" if dry_run else "sent"
     app.say(
-        f"{counted(report.looked_at, 'dead letter')}: {report.sent:,} {verb}, {report.marked:,} redriven before, "
+        f"{plural(report.looked_at, 'dead letter')}: {report.sent:,} {verb}, {report.marked:,} redriven before, "
         f"{report.looping:,} stopped by the loop guard, {report.left_out:,} left out"
     )
-    if judged:
-        print_table(("outcome", "rule", "records"), judged)
-
-
-def _todays_flow(app: App, found: Pipeline) -> Flow:
-    """On a session that ends with this process."""
-    from headrace.pipeline.run import Run
-
-    spark = found.start_session(progress=app.progress)
-    return Run(spark, found.declaration, found.folder, app.connection(), registry_of(app, found)).prepare()
+    if report.outcomes:
+        print_table(("outcome", "rule", "records"), report.outcomes)
 
 
 # -- the checkpoint --------------------------------------------------------------------------------------------------
@@ -219,17 +169,14 @@ def checkpoint() -> None:
 
 
 @checkpoint.command()
-@_name
-@click.option("--batches", type=click.IntRange(1), default=10, show_default=True, help="Number of the latest batches.")
-@_file
+@name_argument
+@click.option("--batches", type=click.IntRange(1), default=10, help="Number of the latest batches.")
+@file_option
 @any_kafka
 @click.pass_obj
 def show(app: App, name: str, batches: int, file: Path | None) -> None:
     """Show the checkpoint of NAME, batch by batch."""
-    from headrace.pipeline.checkpoint import Checkpoint
-
-    found = find(app, file, name)
-    held = Checkpoint(found.folder.checkpoint(found.declaration))
+    held = find(app, file, name).checkpoint
     if not held.exists:
         raise UsageError(f"{name} has no checkpoint yet", hint=f"headrace pipeline run {name} --once")
     if app.json:
@@ -250,10 +197,10 @@ def show(app: App, name: str, batches: int, file: Path | None) -> None:
 
 
 @checkpoint.command()
-@_name
+@name_argument
 @click.option("--to", "target", required=True, metavar="PLACE", help="beginning, end, batch:7, a time, TOPIC:0=15,…")
-@_yes
-@_file
+@yes_option
+@file_option
 @any_kafka
 @click.pass_obj
 def rewind(app: App, name: str, target: str, yes: bool, file: Path | None) -> None:
@@ -263,57 +210,44 @@ def rewind(app: App, name: str, target: str, yes: bool, file: Path | None) -> No
     headrace pipeline checkpoint rewind breadcrumbs --to beginning
     headrace pipeline checkpoint rewind breadcrumbs --to 2026-05-01T12:00
     """
-    from headrace.pipeline.rewind import Target, plan_rewind
-    from headrace.pipeline.rewind import rewind as move
-
     found = find(app, file, name)
-    plan = plan_rewind(found.folder, found.declaration, Target.parse(target), app.connection())
+    plan = found.plan_rewind(target, app.connection())
     if not app.json:
         print_table(
             ("topic", "partition", "from", "to", "read again", "skipped"),
             [(m.topic, m.partition, m.before, m.after, m.again, m.skipped) for m in plan.moves],
         )
     _agree(app, plan.consequences, yes)
-    moved = move(found.folder, found.declaration, plan)
-    _told(app, moved.document(), f"{name} continues from there; the old checkpoint is kept in {moved.backup}")
+    moved = found.rewind(plan)
+    _report(app, moved.document(), f"{name} continues from there; the old checkpoint is kept in {moved.backup}")
 
 
 @checkpoint.command()
-@_name
-@_yes
-@_file
+@name_argument
+@yes_option
+@file_option
 @any_kafka
 @click.pass_obj
 def wipe(app: App, name: str, yes: bool, file: Path | None) -> None:
     """Delete the progress of NAME: its next run begins at `start`. The old checkpoint is backed up."""
-    from headrace.pipeline.rewind import wipe as forget
-
     found = find(app, file, name)
     _agree(app, (f"{name} will read its topics again; rows in its tables stay, and may be duplicated",), yes)
-    moved = forget(found.folder, found.declaration)
-    _told(app, moved.document(), f"{name} starts over; the old checkpoint is kept in {moved.backup}")
+    moved = found.wipe_checkpoint()
+    _report(app, moved.document(), f"{name} starts over; the old checkpoint is kept in {moved.backup}")
 
 
 @checkpoint.command()
-@_name
+@name_argument
 @click.argument("new_name")
-@_file
+@file_option
 @any_kafka
 @click.pass_obj
 def fork(app: App, name: str, new_name: str, file: Path | None) -> None:
     """Let the pipeline NEW_NAME continue from the offsets of NAME."""
-    from headrace.pipeline.folder import PipelineFolder
-    from headrace.pipeline.rewind import fork as copy
-
-    found = find(app, file, name)
-    try:
-        new = find(app, file, new_name)
-        moved = copy(found.folder, found.declaration, new.folder, new.declaration)
-    except NotFound:
-        moved = copy(found.folder, found.declaration, PipelineFolder(found.home, new_name))
+    moved = find(app, file, name).fork_checkpoint(new_name)
     for text in moved.warnings:
         app.say(click.style("warning: ", fg="yellow") + text)
-    _told(app, moved.document(), f"{new_name} continues from the offsets of {name}")
+    _report(app, moved.document(), f"{new_name} continues from the offsets of {name}")
 
 
 def _agree(app: App, consequences: tuple[str, ...], yes: bool) -> None:
@@ -323,7 +257,7 @@ def _agree(app: App, consequences: tuple[str, ...], yes: bool) -> None:
         raise UsageError("nothing was changed", why="the answer was no")
 
 
-def _told(app: App, document: dict[str, Any], text: str) -> None:
+def _report(app: App, document: dict[str, object], text: str) -> None:
     if app.json:
         print_json(document)
     else:

@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 import click
 
 from headrace.cli.app import App, cli, everywhere
-from headrace.cli.output import counted, print_json, size
+from headrace.cli.output import print_json
 from headrace.errors import SetupError
+from headrace.text import plural, size
 
 if TYPE_CHECKING:
     from headrace.samples import Damage, Sample
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 _JSON_FORMATS = ("array", "pretty", "ndjson", "concatenated", "strings")
 
 
 @cli.group()
 def sample() -> None:
-    """Make example data: breadcrumbs, taxi rides, customers, iris.
+    """Make example data: buses, taxi rides, zones, customers, iris.
 
     All data are synthetic and resemble real files; the same seed gives the same bytes. Memory use is constant, whatever
     the number of records.
@@ -47,12 +48,14 @@ def _rates(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
     return found
 
 
-def _made(*formats: str, records: int) -> Callable[[F], F]:
-    """The options that every sample has."""
+def _made(*formats: str, records: int, of: str = "records") -> Callable[[F], F]:
+    """The options that every sample has; `of`: what is counted, if not its own records."""
+    counted = click.option("--records", "-n", type=click.IntRange(0), default=records, help="Number of records.")
+    if of != "records":
+        counted = click.option(f"--{of}", type=click.IntRange(0), default=records, help=f"Number of {of}.")
     options = (
-        click.option("--records", "-n", type=click.IntRange(0), default=records, show_default=True,
-                     help="Number of records."),
-        click.option("--format", "layout", type=click.Choice(formats), default=formats[0], show_default=True,
+        counted,
+        click.option("--format", "layout", type=click.Choice(formats), default=formats[0],
                      help="Format of the file."),
         click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False),
                      help="The file to write. [default: standard output]"),
@@ -64,7 +67,7 @@ def _made(*formats: str, records: int) -> Callable[[F], F]:
 def _damaged() -> Callable[[F], F]:
     """The options of a sample that can be damaged on purpose."""
     return _with((
-        click.option("--bad", type=click.FloatRange(0, 1), default=0.0, show_default=True,
+        click.option("--bad", type=click.FloatRange(0, 1), default=0.0,
                      help="Share of damaged records, of every kind that leaves the file readable."),
         click.option("--damage", metavar="KIND=RATE", multiple=True, callback=_rates,
                      help="Share of records with one kind of damage, repeatable."),
@@ -73,7 +76,13 @@ def _damaged() -> Callable[[F], F]:
     ))  # fmt: skip
 
 
-_seed = click.option("--seed", type=int, default=7, show_default=True, help="Seed of the random numbers.")
+_seed = click.option("--seed", type=int, default=7, help="Seed of the random numbers.")
+_shape = click.option(
+    "--shape",
+    type=click.Choice(["2020", "2022"]),
+    default="2020",
+    help="14 fields, all strings, or the ten typed ones of later files.",
+)
 
 
 def _with(options: tuple[Callable[[F], F], ...]) -> Callable[[F], F]:
@@ -88,13 +97,7 @@ def _with(options: tuple[Callable[[F], F], ...]) -> Callable[[F], F]:
 @sample.command()
 @_made(*_JSON_FORMATS, "csv", records=1000)
 @_seed
-@click.option(
-    "--shape",
-    type=click.Choice(["2020", "2022"]),
-    default="2020",
-    show_default=True,
-    help="14 fields, all strings, or the ten typed ones of later files.",
-)
+@_shape
 @click.option("--vehicles", type=click.IntRange(1), help="Number of buses. [default: one per 3,300 records]")
 @_damaged()
 @click.pass_obj
@@ -118,13 +121,33 @@ def breadcrumbs(app: App, /, layout: str, shape: str, damage: Mapping[str, float
 
 
 @sample.command()
+@_made(*_JSON_FORMATS, "csv", records=1000, of="breadcrumbs")
+@_seed
+@_shape
+@click.option("--vehicles", type=click.IntRange(1), help="Number of buses, as of the breadcrumbs.")
+@click.pass_obj
+def stops(app: App, /, layout: str, shape: str, output: Path | None, **given: Any) -> None:
+    """Stop events of the same buses: route, direction and service of each trip.
+
+    They match `headrace sample breadcrumbs` with the same seed and shape, and as many --records as here --breadcrumbs.
+    One trip in 16 has no breadcrumbs; one in 20 has no stop events. Some vehicles have service keys beside W, S and U.
+
+    \b
+    headrace sample breadcrumbs --records 20000 -o day.json
+    headrace sample stops --breadcrumbs 20000 -o stops.json
+    """
+    from headrace.samples import stops as make
+
+    _write(app, make(**given, shape=int(shape)), layout, output)
+
+
+@sample.command()
 @_made("csv", "ndjson", "array", records=1000)
 @_seed
 @click.option(
     "--shape",
     type=click.Choice(["rides", "v1", "v2", "v3"]),
     default="rides",
-    show_default=True,
     help="The monthly file's 18 columns, or records of a version of the Avro schema.",
 )
 @_damaged()
@@ -146,12 +169,37 @@ def taxi(app: App, /, layout: str, shape: str, damage: Mapping[str, float], bad:
 
 
 @sample.command()
+@_made("csv", "ndjson", "array", records=260)
+@_seed
+@click.pass_obj
+def zones(app: App, layout: str, records: int, seed: int, output: Path | None) -> None:
+    """Taxi zones: number, borough, name and service zone, to look up the zones of rides.
+
+    Rides begin and end in zones 1 to 263; the last three are not in the table unless you ask for more records.
+    """
+    from headrace.samples import zones as make
+
+    _write(app, make(records, seed), layout, output)
+
+
+@sample.command()
 @_made("csv", "ndjson", "array", records=12_434)
 @_seed
 @click.pass_obj
 def customers(app: App, layout: str, records: int, seed: int, output: Path | None) -> None:
     """Retail customers: nine columns, and no header row in the CSV file."""
     from headrace.samples import customers as make
+
+    _write(app, make(records, seed), layout, output)
+
+
+@sample.command()
+@_made("ndjson", "array", records=1000)
+@_seed
+@click.pass_obj
+def changes(app: App, layout: str, records: int, seed: int, output: Path | None) -> None:
+    """Changes of customers, as Debezium reports them: late, repeated, out of order, with deletes."""
+    from headrace.samples import changes as make
 
     _write(app, make(records, seed), layout, output)
 
@@ -170,12 +218,12 @@ def _write(app: App, made: Sample, layout: str, output: Path | None, truth: Path
     began = time.monotonic()
     with ExitStack() as opened:
         file = opened.enter_context(_open(output)) if output else sys.stdout.buffer
-        told = opened.enter_context(_open(truth)) if truth else None
+        truths = opened.enter_context(_open(truth)) if truth else None
 
         def tell(damage: Damage) -> None:
-            if told:
+            if truths:
                 known = {name: value for name, value in asdict(damage).items() if value is not None}
-                told.write(json.dumps(known).encode() + b"\n")
+                truths.write(json.dumps(known).encode() + b"\n")
 
         written = made.write(file, layout, tell)
     if app.json and output:
@@ -183,7 +231,7 @@ def _write(app: App, made: Sample, layout: str, output: Path | None, truth: Path
     elif output:
         spent = max(time.monotonic() - began, 0.001)
         app.say(
-            f"{counted(written.records, 'record')} in {output}: {size(written.size_bytes)}, "
+            f"{plural(written.records, 'record')} in {output}: {size(written.size_bytes)}, "
             f"{written.records / spent:,.0f} records/s"
         )
         for kind, count in sorted(written.damaged.items()):

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.app import App, F, Trunk, any_registry, cli
-from headrace.cli.output import print_json, print_table
-from headrace.errors import UsageError
+from headrace.cli.app import App, F, Trunk, any_registry, cli, yes_option
+from headrace.cli.output import print_json
+from headrace.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
-    from headrace.transport.schemas import Reference, Registry, Schema, Version
+    from headrace.schemas import Reference, Registry, Schema, Version
 
 _LEVELS = [
     "NONE", "BACKWARD", "BACKWARD_TRANSITIVE", "FORWARD", "FORWARD_TRANSITIVE", "FULL", "FULL_TRANSITIVE",
@@ -34,7 +34,7 @@ def schema() -> None:
 
 def _references(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[Reference, ...]:
     """`taxi.Vendor=vendor:1`, any number of times."""
-    from headrace.transport.schemas import Reference
+    from headrace.schemas import Reference
 
     found = []
     for text in given:
@@ -67,8 +67,7 @@ def _schema_file(command: F) -> F:
 
 
 def _read(file: Path, kind: str | None, references: tuple[Reference, ...]) -> Schema:
-    from headrace.transport.schema_files import read_schema
-    from headrace.transport.schemas import Kind
+    from headrace.schemas import Kind, read_schema
 
     kinds: dict[str, Kind] = {"avro": "AVRO", "json-schema": "JSON", "protobuf": "PROTOBUF"}
     return read_schema(file, kinds[kind] if kind else None, references)
@@ -87,19 +86,17 @@ def list_(app: App, deleted: bool) -> None:
     """
     with app.registry() as registry:
         rows = [_listed(registry, subject) for subject in registry.subjects(deleted=deleted)]
-    if app.json:
-        print_json(rows)
-        return
-    print_table(("subject", "type", "versions", "latest id", "compatibility"), [list(row.values()) for row in rows])
-    if not rows:
+    headings = ("subject", "type", "versions", "latest id", "compatibility")
+    app.show(rows, headings, [list(row.values()) for row in rows])
+    if not rows and not app.json:
         app.say("no subjects yet: headrace schema register SUBJECT FILE creates one")
 
 
-def _listed(registry: Registry, subject: str) -> dict[str, Any]:
+def _listed(registry: Registry, subject: str) -> dict[str, object]:
     versions = registry.versions(subject, deleted=True)
     try:
         latest: Version | None = registry.version(subject)
-    except UsageError:  # all its versions are softly deleted
+    except NotFound:  # all its versions are softly deleted
         latest = None
     return {
         "subject": subject,
@@ -145,7 +142,7 @@ def _found(registry: Registry, subject: str | None, version: int | None, number:
         }  # fmt: skip
     schema_of_id = registry.schema(number or 0)
     if schema_of_id is None:
-        raise UsageError(f"the registry has no schema with the id {number}", hint="headrace schema list shows ids")
+        raise NotFound(f"the registry has no schema with the id {number}", hint="headrace schema list shows ids")
     versions = [{"subject": name, "version": at} for name, at in registry.versions_of(number or 0)]
     return {"id": number, "type": schema_of_id.kind, "schema": schema_of_id.text, "versions": versions}
 
@@ -190,7 +187,7 @@ def check(app: App, /, subject: str, file: Path, **given: Any) -> None:
     \b
     headrace schema check rides-value ride.avsc && echo go on
     """
-    from headrace.transport.schemas import incompatible
+    from headrace.schemas import incompatible
 
     wanted = _read(file, given["kind"], given["references"])
     with app.registry() as registry:
@@ -216,7 +213,7 @@ def versions(app: App, subject: str) -> None:
     \b
     headrace schema versions rides-value
     """
-    from headrace.transport.evolution import diff as differences
+    from headrace.schemas import diff as differences
 
     with app.registry() as registry:
         known = [registry.version(subject, number) for number in registry.versions(subject)]
@@ -232,11 +229,8 @@ def versions(app: App, subject: str) -> None:
         }
         for before, one in itertools.pairwise([known[0], *known])
     ]
-    if app.json:
-        print_json(rows)
-        return
     headings = ("version", "id", "type", "changes")
-    print_table(headings, [(r["version"], r["id"], r["type"], "; ".join(r["changes"])) for r in rows])
+    app.show(rows, headings, [(r["version"], r["id"], r["type"], "; ".join(r["changes"])) for r in rows])
 
 
 @schema.command()
@@ -253,7 +247,7 @@ def diff(app: App, subject: str, old: str | None, new: str | None) -> None:
     headrace schema diff rides-value 1 3
     headrace schema diff rides-value 3 ride.avsc   a version and a file
     """
-    from headrace.transport.evolution import diff as differences
+    from headrace.schemas import diff as differences
 
     with app.registry() as registry:
         known = registry.versions(subject)
@@ -320,7 +314,7 @@ def set_(app: App, level: str, subject: str | None) -> None:
 @click.argument("subject")
 @click.option("--version", type=int, metavar="N", help="Only this version. [default: the whole subject]")
 @click.option("--hard", is_flag=True, help="Delete permanently: records that carry the ids may become unreadable.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @any_registry
 @click.pass_obj
 def delete(app: App, subject: str, version: int | None, hard: bool, yes: bool) -> None:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.app import App, everywhere
-from headrace.cli.output import print_json, print_table, size
+from headrace.cli.output import print_json, print_table
 from headrace.cli.topic import topic
-from headrace.errors import Failed, UsageError
+from headrace.errors import Failed, NotFound, UsageError
+from headrace.text import short, size
 
 if TYPE_CHECKING:
-    from headrace.cluster import Segment, StoredBatch
+    from headrace.cluster import Segment
+    from headrace.kafka import BatchHeader, Topic
 
 _SHOWN = 60
 
@@ -42,7 +44,7 @@ def segments(app: App, /, name: str, what: str | None, **wanted: Any) -> None:
     headrace topic segments breadcrumbs --partition 0 --batches
     headrace topic segments breadcrumbs --partition 0 --offset 5000 --records
     """
-    found = [(number, segment) for number, folder in _folders(app, name, wanted) for segment in _segments(folder)]
+    found = list(_segments(app, name, wanted))
     if what == "records":
         _show_records(app, found, wanted["offset"])
     elif what == "batches" or wanted["offset"] is not None:
@@ -51,43 +53,32 @@ def segments(app: App, /, name: str, what: str | None, **wanted: Any) -> None:
         _show_segments(app, name, found)
 
 
-def _segments(folder: Path) -> list[Segment]:
-    from headrace.cluster import segments_in
-
-    return segments_in(folder)
-
-
-def _folders(app: App, name: str, wanted: dict[str, Any]) -> Iterator[tuple[int, Path]]:
-    """The folder of each wanted partition, on the wanted broker or on its leader."""
-    from headrace.cluster import partitions_in
-
+def _segments(app: App, name: str, wanted: dict[str, Any]) -> Iterator[tuple[int, Segment]]:
+    """The segments of each wanted partition, on the wanted broker or on its leader."""
     if app.bootstrap or app.properties:
         raise UsageError("the files of a foreign Kafka cannot be seen from here", hint="leave out --bootstrap and -F")
-    cluster = app.cluster()
     found = _topic(app, name)
+    stored = app.cluster().segments(name)
     has = [p.partition for p in found.partitions]
     for number in wanted["partition"]:
         if number not in has:
-            raise UsageError(f"{name} has no partition {number}", why=f"it has {len(has)}: 0 to {len(has) - 1}")
+            raise NotFound(f"{name} has no partition {number}", why=f"it has {len(has)}: 0 to {len(has) - 1}")
     for partition in found.partitions:
         broker = wanted["broker"] if wanted["broker"] is not None else partition.leader
         if wanted["partition"] and partition.partition not in wanted["partition"]:
             continue
         if broker not in partition.replicas:
-            raise UsageError(
+            raise NotFound(
                 f"broker {broker} has no replica of {name}/{partition.partition}",
                 why=f"its replicas are {', '.join(map(str, partition.replicas))}",
             )
-        data = cluster.home.node(cluster.name_of(broker)) / "data"
-        folder = partitions_in(data, name).get(partition.partition)
-        if folder:
-            yield partition.partition, folder
+        yield from ((partition.partition, segment) for segment in stored.get((broker, partition.partition), ()))
 
 
-def _topic(app: App, name: str) -> Any:
-    from headrace.transport.admin import Admin
+def _topic(app: App, name: str) -> Topic:
+    from headrace.kafka import Kafka
 
-    with Admin(app.connection()) as admin:
+    with Kafka(app.connection()) as admin:
         return admin.topic(name)
 
 
@@ -128,9 +119,9 @@ def _show_segments(app: App, name: str, found: list[tuple[int, Segment]]) -> Non
 
 def _removals(app: App, name: str, found: list[tuple[int, Segment]]) -> dict[Path, tuple[str, int | None]]:
     from headrace.cluster import removals
-    from headrace.transport.admin import Admin
+    from headrace.kafka import Kafka
 
-    with Admin(app.connection()) as admin:
+    with Kafka(app.connection()) as admin:
         configs = admin.topic_configs(name)
     if "delete" not in (configs["cleanup.policy"].value or "").split(","):
         return {}
@@ -160,7 +151,7 @@ def _moment(milliseconds: int | None) -> str:
         return str(milliseconds)
 
 
-def _batches(found: list[tuple[int, Segment]], offset: int | None) -> Iterator[tuple[int, Segment, StoredBatch]]:
+def _batches(found: list[tuple[int, Segment]], offset: int | None) -> Iterator[tuple[int, Segment, BatchHeader]]:
     for number, segment in found:
         if offset is None:
             yield from ((number, segment, batch) for batch in segment.batches())
@@ -188,7 +179,7 @@ def _show_batches(app: App, found: list[tuple[int, Segment]], offset: int | None
 
 
 def _show_records(app: App, found: list[tuple[int, Segment]], offset: int | None) -> None:
-    from headrace.transport.records import text_or_base64
+    from headrace.text import text_or_base64
 
     rows: list[tuple[object, ...]] = []
     unread = 0
@@ -196,9 +187,9 @@ def _show_records(app: App, found: list[tuple[int, Segment]], offset: int | None
         try:
             for record in segment.records(batch):
                 if app.json:
-                    told = {**asdict(record), "key": text_or_base64(record.key), "value": text_or_base64(record.value)}
-                    told["headers"] = [{"name": n, "value": text_or_base64(v)} for n, v in record.headers]
-                    print_json({"partition": number, **told})
+                    shown = {**asdict(record), "key": text_or_base64(record.key), "value": text_or_base64(record.value)}
+                    shown["headers"] = [{"name": n, "value": text_or_base64(v)} for n, v in record.headers]
+                    print_json({"partition": number, **shown})
                 else:
                     rows.append((number, record.offset, _moment(record.timestamp_ms), record.size_bytes,
                                  record.control or "", _text(record.key), _text(record.value)))  # fmt: skip
@@ -220,4 +211,4 @@ def _text(data: bytes | None) -> str:
         return "-"
     text = data.decode(errors="replace").replace("\n", " ")
     text = "".join(each if each.isprintable() else "·" for each in text)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    return short(text, _SHOWN)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from headrace.cli.app import App, Trunk, any_kafka, cli
-from headrace.cli.output import counted, duration, print_json, print_pairs, print_table, size
+from headrace.cli.app import App, Trunk, any_kafka, cli, unset_option, yes_option
+from headrace.cli.output import print_json, print_pairs, print_table
 from headrace.cli.values import pairs
 from headrace.errors import UsageError
+from headrace.text import duration, plural, size, thousands
 
 if TYPE_CHECKING:
-    from headrace.transport.admin import Admin
-    from headrace.transport.topics import Topic, TopicDescription, TopicSize
+    from headrace.kafka import Kafka, Topic
 
 # What a person wants to know of a new topic (the summary of a web form), in this order.
 _SUMMARY = ("min.insync.replicas", "cleanup.policy", "retention.ms", "retention.bytes")
@@ -25,10 +25,10 @@ def topic() -> None:
     """Create, list, describe, alter, delete and clean topics."""
 
 
-def _admin(app: App) -> Admin:
-    from headrace.transport.admin import Admin
+def _admin(app: App) -> Kafka:
+    from headrace.kafka import Kafka
 
-    return Admin(app.connection())
+    return Kafka(app.connection())
 
 
 def _assignment(_: click.Context, __: click.Parameter, given: str | None) -> list[list[int]] | None:
@@ -42,7 +42,6 @@ def _assignment(_: click.Context, __: click.Parameter, given: str | None) -> lis
 _set = click.option(
     "--set", "configs", multiple=True, callback=pairs, metavar="KEY=VALUE", help="A Kafka topic setting, repeatable."
 )
-_yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 @topic.command()
@@ -72,7 +71,7 @@ def create(app: App, /, name: str, if_not_exists: bool, **wanted: Any) -> None:
     headrace topic create latest --set cleanup.policy=compact --set min.insync.replicas=2
     headrace topic create placed --assignment 1:2:3,2:3:1
     """
-    from headrace.transport.topics import NewTopic
+    from headrace.kafka import NewTopic
 
     with _admin(app) as admin:
         there = if_not_exists and any(topic.name == name for topic in admin.topics(internal=True))
@@ -85,7 +84,7 @@ def create(app: App, /, name: str, if_not_exists: bool, **wanted: Any) -> None:
             _say_differences(app, found, wanted)
 
 
-def _print_summary(app: App, admin: Admin, found: Topic, *, created: bool) -> None:
+def _print_summary(app: App, admin: Kafka, found: Topic, *, created: bool) -> None:
     configs = admin.topic_configs(found.name)
     held = {name: configs[name].value for name in _SUMMARY if name in configs}
     facts = {"topic": found.name, "partitions": len(found.partitions), "replication": found.replication}
@@ -95,7 +94,7 @@ def _print_summary(app: App, admin: Admin, found: Topic, *, created: bool) -> No
         print_pairs({**facts, **{name: _with_unit(name, value) for name, value in held.items()}})
 
 
-def _say_differences(app: App, found: Topic, wanted: dict[str, Any]) -> None:
+def _say_differences(app: App, found: Topic, wanted: dict[str, object]) -> None:
     has = {"partitions": len(found.partitions), "replication": found.replication}
     for what, count in has.items():
         if wanted[what] not in (None, count):
@@ -121,17 +120,16 @@ def list_(app: App, internal: bool, sizes: bool) -> None:
                 "topic": topic.name,
                 "partitions": len(topic.partitions),
                 "replication": topic.replication,
-                "under_replicated": sum(p.under_replicated for p in topic.partitions),
-                "offline": sum(p.leader < 0 for p in topic.partitions),
+                "under_replicated": topic.under_replicated,
+                "offline": topic.offline,
             }
             for topic in found
         ]
         if sizes and found:
-            offsets = admin.topic_offsets(found)
-            held = admin.topic_sizes([topic.name for topic in found])
-            for row, topic_size in zip(rows, held, strict=True):
-                row |= {"offsets": offsets[topic_size.topic], "bytes": topic_size.size_bytes}
-            _say_silent(app, {broker for topic_size in held for broker in topic_size.silent_brokers})
+            held = admin.with_offsets(admin.topic_sizes([topic.name for topic in found]))
+            for row, topic in zip(rows, held, strict=True):
+                row |= {"offsets": topic.offsets, "bytes": topic.size_bytes}
+            _say_silent(app, {broker for topic in held for broker in topic.silent_brokers})
     if app.json:
         print_json(rows)
         return
@@ -172,11 +170,11 @@ def describe(app: App, name: str, everything: bool) -> None:
         return
     print_pairs(
         {
-            "topic": found.topic,
+            "topic": found.name,
             "topic id": found.topic_id or "-",
             "partitions": len(found.partitions),
             "replication": found.replication,
-            "records": _count(records) if records is not None or not found.offsets else f"up to {found.offsets:,}",
+            "records": thousands(records) if records is not None or not found.offsets else f"up to {found.offsets:,}",
             "bytes": size(found.size_bytes),
         }
     )
@@ -186,26 +184,27 @@ def describe(app: App, name: str, everything: bool) -> None:
     _print_configs(found, everything)
 
 
-def _counted_records(app: App, found: TopicDescription) -> int | None:
+def _counted_records(app: App, found: Topic) -> int | None:
     """The number of records in the topic, where it is small enough to be counted."""
-    from headrace.transport.browse import Browser
+    from headrace.kafka.browse import Browser
 
     with Browser(app.connection()) as browser:
         return browser.count(found)
 
 
-def _print_partitions(found: TopicDescription) -> None:
+def _print_partitions(found: Topic) -> None:
+    elrs = found.eligible_leaders
     print_table(
         ("partition", "leader", "replicas", "isr", "elr", "begin", "end", "offsets", "bytes"),
         [
-            (p.partition, p.leader if p.leader >= 0 else "none", _ids(p.replicas), _ids(p.isr), _ids(p.elr or ()),
-             _known(p.begin), _known(p.end), _known(p.offsets), size(p.size.size_bytes))
+            (p.partition, p.leader if p.leader >= 0 else "none", _ids(p.replicas), _ids(p.isr),
+             _ids(elrs.get(p.partition, ())), _known(p.begin), _known(p.end), _known(p.offsets), size(p.size_bytes))
             for p in found.partitions
         ],
     )  # fmt: skip
 
 
-def _print_configs(found: TopicDescription, everything: bool) -> None:
+def _print_configs(found: Topic, everything: bool) -> None:
     shown = [config for config in found.configs.values() if everything or config.source != "default"]
     if not shown:
         click.echo("every setting has Kafka's default")
@@ -222,7 +221,7 @@ def _print_configs(found: TopicDescription, everything: bool) -> None:
     "--partitions", type=click.IntRange(min=1), metavar="N", help="New number of partitions; it can only grow."
 )
 @_set
-@click.option("--unset", multiple=True, metavar="KEY", help="A setting to reset to its default, repeatable.")
+@unset_option
 @any_kafka
 @click.pass_obj
 def alter(app: App, name: str, partitions: int | None, configs: dict[str, str], unset: tuple[str, ...]) -> None:
@@ -256,7 +255,7 @@ def alter(app: App, name: str, partitions: int | None, configs: dict[str, str], 
 
 @topic.command()
 @click.argument("names", metavar="NAME…", nargs=-1, required=True)
-@_yes
+@yes_option
 @any_kafka
 @click.pass_obj
 def delete(app: App, names: tuple[str, ...], yes: bool) -> None:
@@ -278,12 +277,13 @@ def delete(app: App, names: tuple[str, ...], yes: bool) -> None:
     app.say(f"deleted: {', '.join(wanted)}")
 
 
-def _holdings(app: App, admin: Admin, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    topics = admin.require_topics(names, wanted=False)
-    offsets, sizes = admin.topic_offsets(topics), admin.topic_sizes(names)
-    _say_silent(app, {broker for topic_size in sizes for broker in topic_size.silent_brokers})
+def _holdings(app: App, admin: Kafka, names: tuple[str, ...]) -> list[dict[str, object]]:
+    topics = admin.with_offsets(admin.require_topics(names, wanted=False))
+    offsets = {topic.name: topic.offsets for topic in topics}
+    sizes = admin.topic_sizes(names)
+    _say_silent(app, {broker for topic in sizes for broker in topic.silent_brokers})
     return [
-        {"topic": s.topic, "partitions": len(s.partitions), "offsets": offsets[s.topic], "bytes": s.size_bytes}
+        {"topic": s.name, "partitions": len(s.partitions), "offsets": offsets[s.name], "bytes": s.size_bytes}
         for s in sizes
     ]
 
@@ -294,10 +294,9 @@ def _holdings(app: App, admin: Admin, names: tuple[str, ...]) -> list[dict[str, 
     "--how",
     type=click.Choice(["truncate", "read"]),
     default="truncate",
-    show_default=True,
     help="truncate deletes the records; read reads and discards all of them.",
 )
-@_yes
+@yes_option
 @any_kafka
 @click.pass_obj
 def clean(app: App, name: str, how: Literal["truncate", "read"], yes: bool) -> None:
@@ -348,7 +347,7 @@ def elect(app: App, names: tuple[str, ...]) -> None:
         print_table(("topic", "partition"), done.moved)
     for (name, number), why in done.refused.items():
         app.say(f"{name}/{number} keeps its leader: {why}")
-    app.say(f"{counted(len(done.moved), 'partition')} got the preferred leader")
+    app.say(f"{plural(len(done.moved), 'partition')} got the preferred leader")
 
 
 @topic.command("size")
@@ -368,9 +367,9 @@ def size_(app: App, names: tuple[str, ...]) -> None:
     """
     with _admin(app) as admin:
         found = admin.topic_sizes(tuple(dict.fromkeys(names)))
-    _say_silent(app, {broker for topic_size in found for broker in topic_size.silent_brokers})
+    _say_silent(app, {broker for topic in found for broker in topic.silent_brokers})
     if app.json:
-        documents = [topic_size.to_json() for topic_size in found]
+        documents = [topic.sizes_to_json() for topic in found]
         print_json(documents[0] if len(names) == 1 else {"topics": documents})
     elif names:
         _print_partition_sizes(found)
@@ -378,26 +377,26 @@ def size_(app: App, names: tuple[str, ...]) -> None:
         _print_topic_sizes(found)
 
 
-def _print_topic_sizes(found: tuple[TopicSize, ...]) -> None:
-    brokers = sorted({broker for topic_size in found for broker in topic_size.broker_bytes})
+def _print_topic_sizes(found: tuple[Topic, ...]) -> None:
+    brokers = sorted({broker for topic in found for broker in topic.broker_bytes})
     print_table(
         ("topic", "partitions", "bytes", *(f"broker {broker}" for broker in brokers)),
         [
-            (s.topic, len(s.partitions), _count(s.size_bytes), *(_count(s.broker_bytes.get(b)) for b in brokers))
+            (s.name, len(s.partitions), thousands(s.size_bytes), *(thousands(s.broker_bytes.get(b)) for b in brokers))
             for s in found
         ],
     )
 
 
-def _print_partition_sizes(found: tuple[TopicSize, ...]) -> None:
-    brokers = sorted({broker for topic_size in found for broker in topic_size.broker_bytes})
+def _print_partition_sizes(found: tuple[Topic, ...]) -> None:
+    brokers = sorted({broker for topic in found for broker in topic.broker_bytes})
     rows: list[tuple[object, ...]] = []
     for s in found:
         for p in s.partitions:
-            on_brokers = (_count(p.replica_bytes.get(broker)) for broker in brokers)
-            rows.append((s.topic, p.partition, p.leader, _count(p.size_bytes), *on_brokers))
-        in_all = (_count(s.broker_bytes.get(broker)) for broker in brokers)
-        rows.append((s.topic, "", "", _count(s.size_bytes), *in_all))
+            on_brokers = (thousands(p.bytes_by_broker.get(broker)) for broker in brokers)
+            rows.append((s.name, p.partition, p.leader, thousands(p.size_bytes), *on_brokers))
+        in_all = (thousands(s.broker_bytes.get(broker)) for broker in brokers)
+        rows.append((s.name, "", "", thousands(s.size_bytes), *in_all))
     print_table(("topic", "partition", "leader", "bytes", *(f"broker {broker}" for broker in brokers)), rows)
 
 
@@ -414,15 +413,12 @@ def which_partition(app: App, name: str, keys: tuple[str, ...]) -> None:
     \b
     headrace topic which-partition breadcrumbs 3404 2219
     """
-    from headrace.transport.partitioner import partition_of
+    from headrace.kafka.write import partition_of
 
     with _admin(app) as admin:
         found = admin.topic(name)
     rows = [(key, partition_of(key.encode(errors="surrogateescape"), len(found.partitions))) for key in keys]
-    if app.json:
-        print_json([{"key": key, "partition": partition} for key, partition in rows])
-    else:
-        print_table(("key", "partition"), rows)
+    app.show([{"key": key, "partition": partition} for key, partition in rows], ("key", "partition"), rows)
 
 
 # -- how things are written -------------------------------------------------------------------------------------
@@ -461,7 +457,3 @@ def _ids(brokers: tuple[int, ...]) -> str:
 
 def _known(number: int | None) -> object:
     return "-" if number is None else number
-
-
-def _count(number: int | None) -> str:
-    return "-" if number is None else f"{number:,}"

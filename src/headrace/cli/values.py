@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from headrace.errors import UsageError
+from headrace.text import parse_span
 
 
 def pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -48,8 +49,6 @@ def span(_: click.Context, __: click.Parameter, given: str | None) -> float | No
     """`250ms`, `2s`, `10min`: seconds."""
     if given is None:
         return None
-    from headrace.transport.offsets import parse_span
-
     try:
         return parse_span(given)
     except UsageError as error:

@@ -14,44 +14,17 @@ if TYPE_CHECKING:
     from headrace.cluster.lab_runs import LabRuns
     from headrace.cluster.node import last_lines
     from headrace.cluster.ports import free_port
-    from headrace.cluster.segments import (
-        CODECS,
-        Segment,
-        StoredBatch,
-        checksum_holds,
-        partitions_in,
-        removals,
-        segments_in,
-    )
+    from headrace.cluster.segments import Segment, removals
     from headrace.cluster.status import ClusterStatus, foreign_status
 else:
     from headrace.lazy import lazy_exports
 
-    __getattr__ = lazy_exports(__name__, {
+    __getattr__, __all__ = lazy_exports(__name__, {
         "cluster": ["Cluster"],
         "doctor": ["examine", "examine_foreign"],
         "lab_runs": ["LabRuns"],
         "node": ["last_lines"],
         "ports": ["free_port"],
-        "segments": ["CODECS", "Segment", "StoredBatch", "checksum_holds", "partitions_in", "removals",
-            "segments_in"],
+        "segments": ["Segment", "removals"],
         "status": ["ClusterStatus", "foreign_status"],
     })  # fmt: skip
-
-__all__ = [
-    "CODECS",
-    "Cluster",
-    "ClusterStatus",
-    "LabRuns",
-    "Segment",
-    "StoredBatch",
-    "checksum_holds",
-    "examine",
-    "examine_foreign",
-    "foreign_status",
-    "free_port",
-    "last_lines",
-    "partitions_in",
-    "removals",
-    "segments_in",
-]

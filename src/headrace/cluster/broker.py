@@ -7,19 +7,19 @@ stay small. Whatever the user sets wins over the profile, but not over what make
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
+from headrace.cluster.launch import Launch
 from headrace.cluster.node import NodeProcess, cause, java_properties
 from headrace.cluster.spec import ClusterSpec, Node, new_uuid
 from headrace.errors import ConfigError, SetupError
 from headrace.home import Home, write_private
-from headrace.runtime import ClassArchive, Java, plain_environment
+from headrace.runtime import plain_environment
 
 # What makes a node the node it is: set by headrace alone.
 _OWN = {
@@ -195,12 +195,12 @@ class Broker(NodeProcess):
             log=self.log if self.log.exists() else None,
         )
 
-    def spawn(self, java: Java, archive: ClassArchive) -> None:
+    def spawn(self, launch: Launch) -> None:
         """The process was started; whether it gets ready is another question."""
         self.output.unlink(missing_ok=True)
         argv = [
-            str(java.executable), *_JVM, *archive.jvm_flags(self.class_list), self.process.marker,
-            *self.own_flags(), "-cp", archive.classpath, "kafka.Kafka", "server.properties",
+            str(launch.java.executable), *_JVM, *launch.kafka.jvm_flags(self.class_list), self.process.marker,
+            *self.own_flags(), "-cp", launch.kafka.classpath, "kafka.Kafka", "server.properties",
         ]  # fmt: skip
         self.process.spawn(argv, output=self.output, environment=plain_environment())
 
@@ -226,13 +226,13 @@ class Broker(NodeProcess):
         self._clean_mark.unlink(missing_ok=True)
 
 
-def initial_metadata(cache: Path, spec: ClusterSpec, java: Java, classpath: Sequence[Path]) -> Path:
+def initial_metadata(spec: ClusterSpec, launch: Launch) -> Path:
     """The file with which Kafka's metadata log begins: the feature levels of this release.
 
     Kafka's own storage tool writes it, which costs a JVM and more than a second for every node. Its content depends
     on the release alone, so it is made once per release, kept in the cache, and copied into each new node.
     """
-    kept = cache / "format" / f"kafka-{spec.kafka_version}.checkpoint"
+    kept = launch.cache / "format" / f"kafka-{spec.kafka_version}.checkpoint"
     if kept.is_file():
         return kept
     kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -249,8 +249,7 @@ def initial_metadata(cache: Path, spec: ClusterSpec, java: Java, classpath: Sequ
         file = Path(work, "server.properties")
         file.write_text(java_properties(settings), encoding="latin-1")
         command = [
-            str(java.executable), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-            "-cp", os.pathsep.join(map(str, classpath)),
+            str(launch.java.executable), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", launch.kafka.classpath,
             "kafka.tools.StorageTool", "format", "--cluster-id", spec.cluster_id, "--config", str(file),
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=plain_environment())

@@ -24,8 +24,8 @@ _CLIENT = b"headrace-watcher"
 # An election has failed by then, and its voters wait for the old leader again.
 _TELL_AGAIN_S = 1.5
 
-#: When which voter (by its id) was told that which epoch of the quorum has ended.
-Told = dict[tuple[int, int], float]
+#: When each voter (by its id) was last asked to end which epoch of the quorum.
+Asked = dict[tuple[int, int], float]
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Controllers:
     nodes: Sequence[Node]
     within_s: float = 2.0
 
-    def report_silent(self, node: Node, epoch: int | None, told: Told) -> bool | None:
+    def report_silent(self, node: Node, epoch: int | None, asked: Asked) -> bool | None:
         """True: another node leads the quorum, and the broker of this epoch is fenced.
 
         False: there is nobody or nothing to tell: no controller is left, or no broker of this epoch is registered.
-        None: they do not know it yet, ask again. `told` is what was said at earlier tries.
+        None: they do not know it yet, ask again. `asked` is what earlier attempts did.
         """
         others = [voter for voter in self.nodes if voter.node_id != node.node_id]
         if not others:
             return False
-        self._end_epoch_of(node, others, told)
+        self._end_epoch_of(node, others, asked)
         active = self._active(others)
         if active is None:
             return None
@@ -65,19 +65,19 @@ class Controllers:
         fenced = self._fence(active, node.node_id, epoch)
         return fenced is False or (fenced is True and self._unregister(active, node.node_id))
 
-    def _end_epoch_of(self, node: Node, others: Sequence[Node], told: Told) -> None:
-        """One voter that follows the node, and was not told lately, asks the others for their votes at once.
+    def _end_epoch_of(self, node: Node, others: Sequence[Node], asked: Asked) -> None:
+        """One voter that follows the node, and was not asked lately, asks the others for their votes at once.
 
         It asks in vain: a voter grants none while it takes the leader for alive. But from then on it would grant its
-        own, so the next one that is told wins. One at each try, because two that ask at the same moment split the
-        votes. To be told twice would only make a voter begin anew.
+        own, so the next one that is asked wins. One at each try, because two that ask at the same moment split the
+        votes. To be asked twice would only make a voter start over.
         """
         for voter in others:
             with suppress(OSError):
                 leader, epoch = self._leader(voter)
-                said = told.get((voter.node_id, epoch))
+                said = asked.get((voter.node_id, epoch))
                 if leader == node.node_id and (said is None or time.monotonic() - said > _TELL_AGAIN_S):
-                    told[voter.node_id, epoch] = time.monotonic()
+                    asked[voter.node_id, epoch] = time.monotonic()
                     self._end_epoch(voter, leader, epoch, [voter.node_id])
                     return
 

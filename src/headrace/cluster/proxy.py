@@ -23,7 +23,6 @@ import threading
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from headrace.home import remove_for_good
@@ -130,7 +129,7 @@ class _Passing(BaseHTTPRequestHandler):
         return self.rfile.read(int(length))
 
     def _checked(self, body: bytes) -> bytes:
-        """The body to be passed on. One with settings is written anew: no other parser may read it differently."""
+        """The body to be passed on. One with settings is written again: no other parser may read it differently."""
         if not body or not self.server.route.folders:
             return body
         try:
@@ -219,7 +218,7 @@ def _presented(authorization: str | None) -> bytes:
     return b""
 
 
-def resolved(file: Any, route: Route) -> str:
+def resolved(file: object, route: Route) -> str:
     """The file that a connector may use, links and `..` resolved; a relative one is below the first folder.
 
     The files of the cluster itself (its tokens, Kafka's data) are outside, also where the home is below such a folder.

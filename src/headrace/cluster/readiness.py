@@ -13,9 +13,9 @@ from headrace.cluster.broker import Broker
 from headrace.cluster.ports import is_free
 from headrace.cluster.spec import ClusterSpec
 from headrace.errors import HeadraceError, TimedOut, Unreachable
+from headrace.kafka import PROBE_TOPIC, Kafka, NewTopic
+from headrace.kafka.write import load_client, write_to_all
 from headrace.progress import Progress
-from headrace.transport.admin import PROBE_TOPIC, Admin, NewTopic
-from headrace.transport.probe import load_client, write_to_all
 
 _LOOK_EVERY_S = 0.2
 _SAY_EVERY_S = 15.0
@@ -29,7 +29,7 @@ def wait_until_ready(spec: ClusterSpec, brokers: Sequence[Broker], *, within_s: 
     """The cluster takes acks=all writes on every broker."""
     began = time.monotonic()
     deadline = began + within_s
-    admin = Admin(spec, timeout_s=2)
+    admin = Kafka(spec, timeout_s=2)
     try:
         _wait_registered(spec, brokers, admin, deadline, progress)
         progress.say("every broker has registered; writing to each")
@@ -45,7 +45,7 @@ def wait_until_ready(spec: ClusterSpec, brokers: Sequence[Broker], *, within_s: 
 
 
 def _wait_registered(
-    spec: ClusterSpec, brokers: Sequence[Broker], admin: Admin, deadline: float, progress: Progress
+    spec: ClusterSpec, brokers: Sequence[Broker], admin: Kafka, deadline: float, progress: Progress
 ) -> None:
     wanted = {node.node_id for node in spec.brokers}
     load_client()  # now, while there is nothing to do but wait
@@ -72,7 +72,7 @@ def _wait_registered(
         time.sleep(0.02)
 
 
-def _prove_writes(spec: ClusterSpec, brokers: Sequence[Broker], admin: Admin, deadline: float) -> None:
+def _prove_writes(spec: ClusterSpec, brokers: Sequence[Broker], admin: Kafka, deadline: float) -> None:
     ids = [node.node_id for node in spec.brokers]
     while True:
         require_alive(brokers)
@@ -115,7 +115,7 @@ def _hint_for(broker: Broker) -> str:
     return f"headrace logs {broker.node.name} -n 100"
 
 
-def _unregistered(spec: ClusterSpec, admin: Admin) -> str:
+def _unregistered(spec: ClusterSpec, admin: Kafka) -> str:
     silent = [node.name for node in spec.brokers if is_free(node.port)]
     if silent:
         return ", ".join(silent)

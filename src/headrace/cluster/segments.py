@@ -6,11 +6,11 @@
                                 └ .txnindex   aborted transactions
 
 A segment is named after the first offset that may be in it. Records are stored as the producer sent them, in batches
-of magic 2, compressed as a whole; so what one record costs can only be told of its batch. A batch of control records
+of magic 2, compressed as a whole; so what one record costs is known of its batch only. A batch of control records
 marks the end of a transaction and is never handed to a consumer.
 
 Nothing here asks Kafka, and nothing is ever written. A file that is being written to may end in the middle of a batch
-or be gone at the next look: what is whole is told, and that is no error. A damaged batch is one, and so is one that
+or be gone at the next poll: what is whole is read, without an error. A damaged batch is an error, and so is one that
 would unpack to more than a bound (`unpack`).
 """
 
@@ -21,71 +21,16 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from headrace.cluster.unpack import Codec, unpack
+from headrace.cluster.unpack import unpack
 from headrace.errors import Failed, UsageError
+from headrace.kafka import CODECS, HEADER_BYTES, BatchHeader, StoredRecord, batch_at, checksum_holds, records_in
 
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-
-# base offset, length, leader epoch, magic, checksum, attributes, last offset delta, first and last timestamp,
-# producer id and epoch, first sequence number, number of records.
-_HEADER = struct.Struct(">qiibIhiqqqhii")
-_LENGTH = struct.Struct(">qi")
-_MAGIC_AT = 16
-_CHECKED_FROM = 21
 _INDEX = struct.Struct(">ii")
 _TIME_INDEX = struct.Struct(">qi")
 _ABORTED = struct.Struct(">hqqqq")
-_VARINT_BITS = 63
-_CONTROL_KEY = struct.Struct(">hh")
-_CONTROL = {0: "abort", 1: "commit"}
-# Kafka's own limit of a request; a length beyond it is no length.
-_MOST_BYTES = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRecord:
-    """A record as it is stored. A control record tells how a transaction ended."""
-
-    offset: int
-    timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
-    #: Bytes inside the batch before compression.
-    size_bytes: int
-    control: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBatch:
-    """The header of a batch: all that can be told without opening it."""
-
-    base_offset: int
-    last_offset: int
-    #: Where it begins in the log file, and how many bytes it takes there.
-    position: int
-    size_bytes: int
-    records: int
-    codec: Codec
-    first_timestamp_ms: int
-    max_timestamp_ms: int
-    timestamp_type: Literal["create", "append"]
-    leader_epoch: int
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
-    transactional: bool
-    control: bool
-    checksum: int
-
-    @property
-    def bytes_per_record(self) -> float | None:
-        """What one record of the batch costs on disk, header and compression included. Compaction may leave none."""
-        return self.size_bytes / self.records if self.records else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +98,14 @@ class Segment:
         indexed = [entry.timestamp_ms for entry in self.time_index()[-1:]]
         return max([*indexed, *(batch.max_timestamp_ms for batch in self._tail())], default=None)
 
-    def _tail(self) -> Iterator[StoredBatch]:
+    def _tail(self) -> Iterator[BatchHeader]:
         """The last batches: what the indexes do not tell yet, and a little more."""
         # Of a file that was cut off the index may know more than there is, and the batch of its last entry may be half.
         size = self.size_bytes
         known = [entry.position for entry in self.index() if entry.position < size]
         return self.batches(known[-2] if len(known) > 1 else 0)
 
-    def batches(self, begin: int = 0) -> Iterator[StoredBatch]:
+    def batches(self, begin: int = 0) -> Iterator[BatchHeader]:
         """The headers of the batches, from a position of the file on."""
         if not self.size_bytes:
             return
@@ -170,24 +115,28 @@ class Segment:
                 yield batch
                 position += batch.size_bytes
 
-    def records(self, batch: StoredBatch) -> Iterator[StoredRecord]:
+    def records(self, batch: BatchHeader) -> Iterator[StoredRecord]:
         """The records of a batch, decompressed."""
-        yield from records_in(self.data(batch), batch)
+        yield from records_in(_payload(self.data(batch), batch), batch)
 
-    def data(self, batch: StoredBatch) -> bytes:
+    def data(self, batch: BatchHeader) -> bytes:
         """The bytes of a batch as they lie in the file."""
         with self.log.open("rb") as file:
             file.seek(batch.position)
             return file.read(batch.size_bytes)
 
-    def plain_bytes(self, batch: StoredBatch) -> int | None:
+    def checksum_holds(self, batch: BatchHeader) -> bool:
+        """True if the bytes of the batch are those that its checksum (CRC-32C) was made of. Slow: some MB/s."""
+        return checksum_holds(self.data(batch), batch)
+
+    def plain_bytes(self, batch: BatchHeader) -> int | None:
         """What the batch would take without compression, header included; None if it cannot be unpacked."""
         try:
-            return _HEADER.size + len(_payload(self.data(batch), batch))
+            return HEADER_BYTES + len(_payload(self.data(batch), batch))
         except Failed:
             return None
 
-    def find(self, offset: int) -> StoredBatch | None:
+    def find(self, offset: int) -> BatchHeader | None:
         """The batch with that offset, found as a broker finds it: through the index, then onwards in the file."""
         near = [entry for entry in self.index() if entry.offset <= offset]
         for batch in self.batches(near[-1].position if near else 0):
@@ -248,136 +197,22 @@ def removals(segments: Sequence[Segment], retention_ms: int, retention_bytes: in
 # -- batches ----------------------------------------------------------------------------------------------------
 
 
-def _batch_at(data: mmap.mmap, position: int, log: Path) -> StoredBatch | None:
-    """The batch that begins there; None where the file ends, be it in the middle of a batch."""
-    if position + _HEADER.size > len(data):
-        return None
-    base, length = _LENGTH.unpack_from(data, position)
-    size = length + _LENGTH.size
-    if length <= 0 or size > _MOST_BYTES:
-        if not any(data[position : position + _HEADER.size]):
-            return None  # zeros: the file was made longer than what was written
-        raise _damaged(log, position, f"invalid batch length: {length} bytes")
-    if data[position + _MAGIC_AT] != 2:
-        raise _damaged(log, position, f"magic {data[position + _MAGIC_AT]}; batches have had 2 since Kafka 0.11")
-    if position + size > len(data):
-        return None
-    _, _, epoch, _, checksum, attributes, last, first_ms, max_ms, producer, producer_epoch, sequence, count = (
-        _HEADER.unpack_from(data, position)
-    )
-    return StoredBatch(
-        base, base + last, position, size, count, _codec(attributes, log, position), first_ms, max_ms,
-        "append" if attributes & 8 else "create", epoch, producer, producer_epoch, sequence,
-        bool(attributes & 16), bool(attributes & 32), checksum,
-    )  # fmt: skip
-
-
-def _codec(attributes: int, log: Path, position: int) -> Codec:
-    number = attributes & 7
-    if number >= len(CODECS):
-        raise _damaged(log, position, f"unknown compression {number}")
-    return CODECS[number]  # type: ignore[return-value]
+def _batch_at(data: mmap.mmap, position: int, log: Path) -> BatchHeader | None:
+    try:
+        batch = batch_at(data, position)
+    except ValueError as error:
+        raise _damaged(log, position, str(error)) from None
+    if batch and batch.codec not in CODECS:
+        raise _damaged(log, position, f"compression {batch.codec}")
+    return batch
 
 
 def _damaged(log: Path, position: int, why: str) -> Failed:
     return Failed(f"{log} is damaged at byte {position}", why=why, log=log)
 
 
-def checksum_holds(data: bytes, batch: StoredBatch) -> bool:
-    """True if the bytes of the batch are those that its checksum (CRC-32C) was made of. Slow: some MB/s."""
-    return crc32c(data[_CHECKED_FROM:]) == batch.checksum
-
-
-@cache
-def _crc_table() -> tuple[int, ...]:
-    table = []
-    for number in range(256):
-        value = number
-        for _ in range(8):
-            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
-        table.append(value)
-    return tuple(table)
-
-
-def crc32c(data: bytes) -> int:
-    """The Castagnoli checksum, which Python's zlib does not have."""
-    table, value = _crc_table(), 0xFFFFFFFF
-    for byte in data:
-        value = table[(value ^ byte) & 0xFF] ^ (value >> 8)
-    return value ^ 0xFFFFFFFF
-
-
-# -- records ----------------------------------------------------------------------------------------------------
-
-
-def records_in(data: bytes, batch: StoredBatch) -> Iterator[StoredRecord]:
-    """The records in the bytes of a batch."""
-    payload = _payload(data, batch)
-    at = 0
-    for number in range(batch.records):
-        try:
-            record, at = _record_at(payload, at, batch)
-        except (IndexError, ValueError):
-            raise Failed(
-                f"record {number + 1} of {batch.records:,} in the batch is damaged",
-                why="its lengths do not fit into each other",
-            ) from None
-        yield record
-
-
-def _record_at(payload: bytes, begin: int, batch: StoredBatch) -> tuple[StoredRecord, int]:
-    """The record that begins there, and where it ends."""
-    length, at = _varint(payload, begin)
-    end = at + length
-    at += 1  # attributes, of which there are none yet
-    timestamp, at = _varint(payload, at)
-    offset, at = _varint(payload, at)
-    key, at = _bytes(payload, at)
-    value, at = _bytes(payload, at)
-    headers, at = _headers(payload, at)
-    if not at <= end <= len(payload):
-        raise ValueError
-    stamped = batch.max_timestamp_ms if batch.timestamp_type == "append" else batch.first_timestamp_ms + timestamp
-    control = _control(key) if batch.control else None
-    return StoredRecord(batch.base_offset + offset, stamped, key, value, headers, end - begin, control), end
-
-
-def _control(key: bytes | None) -> str:
-    number = _CONTROL_KEY.unpack_from(key)[1] if key and len(key) >= _CONTROL_KEY.size else -1
-    return _CONTROL.get(number, f"control {number}")
-
-
-def _headers(data: bytes, at: int) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
-    count, at = _varint(data, at)
-    headers: list[tuple[str, bytes | None]] = []
-    for _ in range(count):
-        name, at = _bytes(data, at)
-        value, at = _bytes(data, at)
-        headers.append(((name or b"").decode(errors="replace"), value))
-    return tuple(headers), at
-
-
-def _bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
-    length, at = _varint(data, at)
-    return (None, at) if length < 0 else (data[at : at + length], at + length)
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number in Protobuf's zigzag form, and where the next thing begins."""
-    number = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (number >> 1) ^ -(number & 1), at
-        shift += 7
-        if shift > _VARINT_BITS:
-            raise ValueError
-
-
-def _payload(data: bytes, batch: StoredBatch) -> bytes:
-    return unpack(batch.codec, data[_HEADER.size :])
+def _payload(data: bytes, batch: BatchHeader) -> bytes:
+    return unpack(batch.codec, data[HEADER_BYTES:])  # type: ignore[arg-type] # it was checked
 
 
 def _rows(file: Path, row: struct.Struct) -> list[tuple[int, ...]]:

@@ -21,13 +21,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from headrace.cluster.launch import Launch
 from headrace.cluster.node import NodeProcess, java_properties
 from headrace.cluster.proxy import Route
 from headrace.cluster.spec import ClusterSpec, ServiceSpec
 from headrace.errors import ConfigError, Unreachable
 from headrace.home import Home, remove_for_good, size_bytes, write_private
-from headrace.progress import Progress
-from headrace.runtime import ClassArchive, JarCache, Java, NotYet, Supervised, eventually, plain_environment
+from headrace.runtime import NotYet, Supervised, eventually, plain_environment
 
 _CCOMPAT = "/apis/ccompat/v7"
 _BASIC_AUTH = "org.apache.kafka.connect.rest.basic.auth.extension"
@@ -62,7 +62,7 @@ class Service(NodeProcess, ABC):
         """What `status` shows."""
 
     @abstractmethod
-    def spawn(self, java: Java, jars: JarCache, cache: Path) -> None:
+    def spawn(self, launch: Launch) -> None:
         """The process was started; whether it gets ready is another question."""
 
     @abstractmethod
@@ -72,7 +72,7 @@ class Service(NodeProcess, ABC):
     def complete(self) -> None:
         """What runs for the sake of the running process runs too."""
 
-    def build_archive(self, java: Java, jars: JarCache, cache: Path) -> None:
+    def build_archive(self, launch: Launch) -> None:
         """Make the next start faster, if there is anything to be made."""
 
 
@@ -122,13 +122,13 @@ class Registry(ProxiedService):
     def needs_kafka(self) -> bool:
         return self.service.storage == "kafka"
 
-    def spawn(self, java: Java, jars: JarCache, cache: Path) -> None:  # noqa: ARG002 - Quarkus loads its classes itself
+    def spawn(self, launch: Launch) -> None:
         self.write_folder()
         self._prepare_data()
         self.output.unlink(missing_ok=True)
-        application = jars.unpacked("registry", java)
+        application = launch.jars.unpacked("registry", launch.java)
         argv = [
-            str(java.executable), "-Xms64m", "-Xmx512m", *_SMALL_JVM, self.process.marker,
+            str(launch.java.executable), "-Xms64m", "-Xmx512m", *_SMALL_JVM, self.process.marker,
             *self.own_flags(), *(f"-D{name}={value}" for name, value in self._settings().items()),
             "-jar", str(application / "quarkus-run.jar"),
         ]  # fmt: skip
@@ -214,6 +214,10 @@ class Registry(ProxiedService):
         return True
 
 
+#: The connectors that can be installed, by the name of their set in the lock file.
+CONNECTORS = {"postgres": "connector-postgres"}
+
+
 class Connect(ProxiedService):
     """Kafka's own Connect worker."""
 
@@ -248,14 +252,14 @@ class Connect(ProxiedService):
         """The folders whose files connectors may read and write."""
         return self.service.files or (str(self.home.root.parent),)
 
-    def spawn(self, java: Java, jars: JarCache, cache: Path) -> None:
+    def spawn(self, launch: Launch) -> None:
         self.write_folder()
         self.output.unlink(missing_ok=True)
-        write_private(self.settings_file, java_properties(self._settings(jars, java)), durable=False)
+        write_private(self.settings_file, java_properties(self._settings(launch)), durable=False)
         self._new_credentials()
-        archive = ClassArchive(cache, "connect", java, jars.classpath("connect", java))
+        archive = launch.connect
         argv = [
-            str(java.executable), "-Xms64m", "-Xmx384m", *_SMALL_JVM, *archive.jvm_flags(self.class_list),
+            str(launch.java.executable), "-Xms64m", "-Xmx384m", *_SMALL_JVM, *archive.jvm_flags(self.class_list),
             self.process.marker, *self.own_flags(), "-Djava.security.auth.login.config=jaas.conf",
             # A connector's settings could otherwise name a class that reads any file into other settings.
             "-Dorg.apache.kafka.automatic.config.providers=none",
@@ -273,7 +277,7 @@ class Connect(ProxiedService):
         write_private(self.credentials, f"Basic {basic}", durable=False)
         self.make_token()
 
-    def _settings(self, jars: JarCache, java: Java) -> Mapping[str, str]:
+    def _settings(self, launch: Launch) -> Mapping[str, str]:
         replication = str(min(3, len(self.spec.brokers)))
         json = "org.apache.kafka.connect.json.JsonConverter"
         return {
@@ -296,7 +300,7 @@ class Connect(ProxiedService):
             "rest.advertised.host.name": "127.0.0.1",
             "rest.advertised.port": str(self.service.port),
             "rest.extension.classes": f"{_BASIC_AUTH}.BasicAuthSecurityRestExtension",
-            "plugin.path": ",".join(map(str, self._plugins(jars, java))),
+            "plugin.path": ",".join(map(str, self._plugins(launch))),
             "plugin.discovery": "hybrid_warn" if self.service.plugins else "service_load",
             # A connector may not talk the worker's clients into other credentials or files.
             "connector.client.config.override.policy": "None",
@@ -311,12 +315,29 @@ class Connect(ProxiedService):
             "scheduled.rebalance.max.delay.ms": "0",
         }
 
-    def _plugins(self, jars: JarCache, java: Java) -> Sequence[Path]:
-        """Our plugin folder, with the file connectors in it, and the user's if there is one."""
+    def install(self, name: str, launch: Launch) -> bool:
+        """The connector is in our plugin folder; the worker sees it from its next start on. False if it was there."""
+        unpacked = launch.jars.unpacked(CONNECTORS[name], launch.java)
+        link = self._installed(name)
+        if link.is_symlink() and link.readlink() == unpacked:
+            return False
+        link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(unpacked)
+        return True
+
+    def _installed(self, name: str) -> Path:
+        return self.folder / "plugins" / f"installed-{name}"
+
+    def _plugins(self, launch: Launch) -> Sequence[Path]:
+        """Our plugin folder, with the file connectors and those installed in it, and the user's if there is one."""
         own = self.folder / "plugins"
+        for name in CONNECTORS:
+            if self._installed(name).is_symlink():
+                self.install(name, launch)  # the cache may be another one, or a newer version be locked
         target = own / "connect-file"
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for jar in jars.classpath("connect-plugins", java):
+        for jar in launch.jars.classpath("connect-plugins", launch.java):
             shutil.copyfile(jar, target / jar.name)
         if not self.service.plugins:
             return [own]
@@ -332,8 +353,8 @@ class Connect(ProxiedService):
     def ready(self) -> bool:
         return answers(self.service.port, "/connectors", self.token)
 
-    def build_archive(self, java: Java, jars: JarCache, cache: Path) -> None:
-        archive = ClassArchive(cache, "connect", java, jars.classpath("connect", java))
+    def build_archive(self, launch: Launch) -> None:
+        archive = launch.connect
         archive.build_in_background(self.class_list, self.home.node("archive-connect"))
 
 
@@ -356,7 +377,7 @@ class Console(Service):
         """The address with the token of this start: whoever opens it is let in."""
         return f"{self.url}/login?token={self.token_file.read_text(encoding='ascii').strip()}"
 
-    def spawn(self, java: Java, jars: JarCache, cache: Path) -> None:  # noqa: ARG002 - it needs none of them
+    def spawn(self, launch: Launch) -> None:  # noqa: ARG002 - it needs nothing of it
         self.folder.mkdir(mode=0o700, exist_ok=True)
         self.token_file.unlink(missing_ok=True)
         self.output.unlink(missing_ok=True)
@@ -374,11 +395,8 @@ class Console(Service):
 class ServiceStarter:
     """Starts services and waits until they answer; what it has started ends with a failure."""
 
-    def __init__(self, java: Java, jars: JarCache, cache: Path, progress: Progress) -> None:
-        self.java = java
-        self.jars = jars
-        self.cache = cache
-        self.progress = progress
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
         self._started: list[Service] = []
 
     def spawn(self, services: Sequence[Service]) -> None:
@@ -389,12 +407,13 @@ class ServiceStarter:
             if service.process.find():
                 service.complete()
                 continue
-            self.progress.say(f"starting {service.name}")
+            self.launch.progress.say(f"starting {service.name}")
             self._started.append(service)
-            service.spawn(self.java, self.jars, self.cache)
+            service.spawn(self.launch)
 
-    def wait(self, services: Sequence[Service], within_s: float) -> None:
+    def wait(self, services: Sequence[Service]) -> None:
         """All of them answer."""
+        within_s = self.launch.timeout_s
         for service in services:
 
             def answering(service: Service = service) -> bool:
@@ -408,7 +427,7 @@ class ServiceStarter:
                 eventually(answering, within_s, every_s=0.1)
             except NotYet:
                 raise service.late(within_s, f"nothing answers at {service.url} yet") from None
-            service.build_archive(self.java, self.jars, self.cache)
+            service.build_archive(self.launch)
 
     def end(self) -> None:
         """What was started here is gone again."""
@@ -433,7 +452,7 @@ def meant(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name not in {*KINDS, "all"}:
             raise ConfigError(
-                f"there is no service {name!r}",
+                f"unknown service: {name!r}",
                 why=f"known are {', '.join(KINDS)}, and all",
                 hint="headrace up --with registry",
             )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from headrace.cluster.spec import ClusterSpec
 from headrace.errors import ConfigError, TimedOut, Unreachable
-from headrace.transport.admin import Admin, ConfigValue
+from headrace.kafka import ConfigValue, Kafka
 
 # Settings of listeners and plug-ins carry names that only their owner knows.
 _OPEN_PREFIXES = (
@@ -23,7 +23,7 @@ _OPEN_PREFIXES = (
 def require_known(spec: ClusterSpec, wanted: Mapping[str, str]) -> None:
     """Every wanted property is one that the running brokers know, whatever its value there."""
     if wanted:
-        with Admin(spec) as admin:
+        with Kafka(spec) as admin:
             _require_all_known(wanted, admin.broker_configs(spec.brokers[0].node_id))
 
 
@@ -32,7 +32,7 @@ def require_in_force(spec: ClusterSpec, wanted: Mapping[str, str]) -> None:
     if not wanted:
         return
     try:
-        with Admin(spec) as admin:
+        with Kafka(spec) as admin:
             held_by = {node: admin.broker_configs(node.node_id) for node in spec.brokers}
     except Unreachable as error:
         # They took a write a moment ago: slow is not dead.

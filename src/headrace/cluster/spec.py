@@ -11,7 +11,6 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from headrace.config import ClusterConfig
 from headrace.errors import ConfigError, NotFound, SetupError, UsageError
@@ -127,7 +126,7 @@ class ClusterSpec:
         )
 
     @property
-    def remembered(self) -> dict[str, Any]:
+    def remembered(self) -> dict[str, object]:
         """The settings that an existing cluster answers for itself, keyed like `cluster.brokers`."""
         separate = [node for node in self.nodes if not node.broker]
         racks = tuple(node.rack for node in self.brokers if node.rack)
@@ -172,13 +171,13 @@ def _rack_of_each(racks: tuple[str, ...], brokers: int) -> tuple[str, ...]:
 def _check_counts(config: ClusterConfig) -> None:
     if not 1 <= config.brokers <= MOST_NODES:
         raise UsageError(
-            f"a cluster cannot have {config.brokers} brokers",
+            f"invalid number of brokers: {config.brokers}",
             why=f"1 to {MOST_NODES} are possible on one machine",
             hint="headrace up --brokers 3",
         )
     if not 0 <= config.controllers <= MOST_NODES:
         raise UsageError(
-            f"a cluster cannot have {config.controllers} separate controllers",
+            f"invalid number of separate controllers: {config.controllers}",
             why=f"0 (brokers are controllers too) to {MOST_NODES} are possible",
             hint="headrace up --controllers 3",
         )

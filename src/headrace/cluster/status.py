@@ -7,20 +7,22 @@ that a paused or dying broker cannot hold up the answer. A Kafka that runs elsew
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from headrace.cluster import watcher
 from headrace.cluster.broker import Broker
 from headrace.cluster.node import NodeProcess
 from headrace.cluster.services import Connect, Service
 from headrace.cluster.spec import ClusterSpec
+from headrace.connect import Connectors, ConnectorStatus
 from headrace.errors import HeadraceError
 from headrace.home import Home, size_bytes
+from headrace.kafka import Broker as KafkaBroker
+from headrace.kafka import Connection, Kafka, Quorum
 from headrace.runtime import ProcessState, Supervised, memory_bytes
-from headrace.transport.admin import Admin, BrokerView, Quorum, Topic
-from headrace.transport.client import Connection
-from headrace.transport.connectors import Connectors, ConnectorStatus
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,13 @@ class ClusterStatus:
     watcher: ProcessState = "stopped"
     restart: str = "no"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Every address by name, then the rest."""
         addresses = {name: getattr(self, name) for name in ("bootstrap", "registry", "connect", "console")}
-        return {**addresses, **{name: value for name, value in asdict(self).items() if name not in addresses}}
+        return {
+            **addresses,
+            **{name: value for name, value in msgspec.to_builtins(self).items() if name not in addresses},
+        }
 
 
 def absent(home: Home) -> ClusterStatus:
@@ -96,13 +101,12 @@ def look(home: Home, spec: ClusterSpec, brokers: Sequence[Broker], services: Seq
     running = [b for b in brokers if b.node.broker and b.process.state == "running"]
     if not running:
         return ClusterStatus("down" if all(n.state in {"stopped", "dead"} for n in nodes) else "degraded", **known)
-    admin = Admin(Connection(",".join(f"127.0.0.1:{b.node.port}" for b in running)), timeout_s=3)
+    addresses = ",".join(f"127.0.0.1:{b.node.port}" for b in running)
     try:
-        known |= _topics_of(admin) | _quorum_of(admin) | {"connectors": _connectors_of(services, admin)}
+        with Kafka(addresses, timeout_s=3) as kafka:
+            known |= _topics_of(kafka) | _quorum_of(kafka) | {"connectors": _connectors_of(services, kafka)}
     except HeadraceError as error:
         return ClusterStatus("degraded", **known, problem=error.why or error.problem)
-    finally:
-        admin.close()
     whole = all(node.state == "running" for node in nodes) and not known["under_replicated"] + known["offline"]
     return ClusterStatus("up" if whole else "degraded", **known)
 
@@ -115,39 +119,41 @@ def node_states(
 
 
 def _node(broker: Broker, sizes: bool) -> NodeStatus:
-    node, process = broker.node, broker.process.find()
+    node = broker.node
     return NodeStatus(
         name=node.name,
         node_id=node.node_id,
         roles=node.roles,
-        state=broker.process.state,
-        pid=process.pid if process else None,
         port=node.port or None,
         controller_port=node.controller_port or None,
         rack=node.rack,
-        uptime_s=broker.process.uptime_s,
-        memory_bytes=memory_bytes(process) if process and sizes else None,
         log_dir_bytes=size_bytes(broker.data) if sizes else 0,
-        reason=_reason(broker),
+        **_process(broker, sizes),
     )
 
 
 def _service(service: Service, sizes: bool) -> NodeStatus:
-    process = service.process.find()
     return NodeStatus(
         name=service.name,
         node_id=None,
         roles=service.roles,
-        state=service.process.state,
-        pid=process.pid if process else None,
         port=service.service.port,
         controller_port=None,
         rack=None,
-        uptime_s=service.process.uptime_s,
-        memory_bytes=memory_bytes(process) if process and sizes else None,
         log_dir_bytes=service.data_bytes if sizes else 0,
-        reason=_reason(service),
+        **_process(service, sizes),
     )
+
+
+def _process(node: NodeProcess, sizes: bool) -> dict[str, Any]:
+    process = node.process.find()
+    return {
+        "state": node.process.state,
+        "pid": process.pid if process else None,
+        "uptime_s": node.process.uptime_s,
+        "memory_bytes": memory_bytes(process) if process and sizes else None,
+        "reason": _reason(node),
+    }
 
 
 def _reason(node: NodeProcess) -> str | None:
@@ -162,20 +168,20 @@ def _reason(node: NodeProcess) -> str | None:
 
 def foreign_status(connection: Connection) -> ClusterStatus:
     """A Kafka that headrace did not start; `Unreachable` if no broker answers."""
-    with Admin(connection) as admin:
-        brokers, known = admin.brokers(), _topics_of(admin)
+    with Kafka(connection) as kafka:
+        brokers, known = kafka.brokers(), _topics_of(kafka)
         try:
-            known |= _quorum_of(admin)
+            known |= _quorum_of(kafka)
         except HeadraceError as error:  # a Kafka before KRaft, or one that does not let us ask
             known["problem"] = f"the quorum is unknown: {error.why or error.problem}"
-        known["cluster_id"] = admin.cluster_id()
+        known["cluster_id"] = kafka.cluster_id()
     voters = {voter.node_id for voter in known["quorum"].voters if voter.voter} if "quorum" in known else set()
     whole = not any(broker.fenced for broker in brokers) and not known["under_replicated"] + known["offline"]
     nodes = tuple(_foreign_node(broker, broker.broker_id in voters) for broker in brokers)
     return ClusterStatus("up" if whole else "degraded", None, connection.bootstrap, nodes, **known)
 
 
-def _foreign_node(broker: BrokerView, votes: bool) -> NodeStatus:
+def _foreign_node(broker: KafkaBroker, votes: bool) -> NodeStatus:
     return NodeStatus(
         name=f"broker-{broker.broker_id}",
         node_id=broker.broker_id,
@@ -192,9 +198,9 @@ def _foreign_node(broker: BrokerView, votes: bool) -> NodeStatus:
     )
 
 
-def _connectors_of(services: Sequence[Service], admin: Admin) -> tuple[ConnectorStatus, ...] | None:
+def _connectors_of(services: Sequence[Service], kafka: Kafka) -> tuple[ConnectorStatus, ...] | None:
     def topics() -> set[str]:
-        return {topic.name for topic in admin.topics(internal=True)}
+        return {topic.name for topic in kafka.topics(internal=True)}
 
     for service in services:
         if isinstance(service, Connect) and service.process.state == "running":
@@ -206,17 +212,16 @@ def _connectors_of(services: Sequence[Service], admin: Admin) -> tuple[Connector
     return None
 
 
-def _topics_of(admin: Admin) -> dict[str, Any]:
-    topics: tuple[Topic, ...] = admin.topics(internal=True)
-    partitions = [partition for topic in topics for partition in topic.partitions]
+def _topics_of(kafka: Kafka) -> dict[str, Any]:
+    topics = kafka.topics(internal=True)
     return {
         "topics": sum(not topic.internal for topic in topics),
         "partitions": sum(len(topic.partitions) for topic in topics if not topic.internal),
-        "under_replicated": sum(partition.under_replicated for partition in partitions),
-        "offline": sum(partition.leader < 0 for partition in partitions),
+        "under_replicated": sum(topic.under_replicated for topic in topics),
+        "offline": sum(topic.offline for topic in topics),
     }
 
 
-def _quorum_of(admin: Admin) -> dict[str, Any]:
-    quorum = admin.quorum()
+def _quorum_of(kafka: Kafka) -> dict[str, Any]:
+    quorum = kafka.quorum()
     return {"controller": quorum.leader_id, "quorum": quorum}

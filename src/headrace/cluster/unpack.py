@@ -1,6 +1,6 @@
 """The records of a batch without their compression, never more than a bound.
 
-Whoever may write to a topic decides what its batches claim: a few bytes can stand for gigabytes. So no size that the
+A producer decides what its batches claim: a few bytes can stand for gigabytes. So no size that the
 bytes declare is trusted, and nothing is unpacked beyond the bound.
 """
 

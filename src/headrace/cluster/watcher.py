@@ -27,7 +27,7 @@ from typing import IO
 import psutil
 
 from headrace.cluster import spec as plans
-from headrace.cluster.controllers import Controllers, Told
+from headrace.cluster.controllers import Asked, Controllers
 from headrace.cluster.spec import ClusterSpec, Node
 from headrace.errors import HeadraceError
 from headrace.home import Home, read_json, write_json
@@ -156,7 +156,7 @@ class Watcher:
         self._last_seen = time.monotonic()
         self._poll = select.poll()
         self._of_descriptor: dict[int, _Watched] = {}
-        self._told: Told = {}
+        self._asked: Asked = {}
 
     def run(self) -> None:
         """Returns when the cluster is gone, or nothing of it has run for a while."""
@@ -271,7 +271,7 @@ class Watcher:
         if node.node is None or self.spec is None or not (node.paused_since or node.handle is None):
             node.to_report = False  # a service, or a node that runs again
             return
-        known = self._controllers(node).report_silent(node.node, node.epoch(), self._told)
+        known = self._controllers(node).report_silent(node.node, node.epoch(), self._asked)
         node.to_report = known is None
         node.retry(done=known is not None)
         if known:

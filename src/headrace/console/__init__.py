@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 else:
     from headrace.lazy import lazy_exports
 
-    __getattr__ = lazy_exports(__name__, {
+    __getattr__, __all__ = lazy_exports(__name__, {
         "access": ["read_password"],
         "server": ["Serving", "serve"],
     })  # fmt: skip
-
-__all__ = ["Serving", "read_password", "serve"]

@@ -1,4 +1,4 @@
-"""`Desk`: what all pages and the API share: the watch, the past, a browser of records, and the hands that change.
+"""`Backend`: what all pages and the API share: the sampler, the history, a browser of records, and every change.
 
 Everything that changes a cluster goes through here, so this is where a read-only console says no. The addresses were
 given when the console was started; nothing that a browser sends is ever used as one.
@@ -11,20 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from headrace.cluster import Cluster
+from headrace.connect import Connectors, ConnectorStatus, SettingError, without_secrets
 from headrace.console.commands import Commands
 from headrace.errors import Failed, NotAllowed, NotFound, UsageError
+from headrace.kafka import Cleaned, Elected, Kafka, NewTopic, PlannedOffset, ResetTo, Topic
+from headrace.kafka.browse import Browser, Renderer
+from headrace.kafka.write import ProduceOptions, Shaping, produce
 from headrace.monitor import Event, History, NodeView, Sampler, Snapshot, Target
-from headrace.transport.admin import Admin
-from headrace.transport.browse import Browser
-from headrace.transport.connectors import Connectors, ConnectorStatus, SettingError, without_secrets
-from headrace.transport.groups import Groups, PlannedOffset, ResetTo
-from headrace.transport.render import Look
-from headrace.transport.schemas import LEVELS, Level, Registry, Schema, Verdict
-from headrace.transport.topics import Cleaned, Elected, NewTopic, TopicDescription
-from headrace.transport.undelivered import Undeliverable
+from headrace.schemas import LEVELS, Level, Registry, Schema, Verdict
 
 T = TypeVar("T")
 
@@ -58,7 +55,7 @@ class NewRecord:
         return cls(topic, value_bytes, key_bytes, tuple(named.items()), partition)
 
 
-class Desk:
+class Backend:
     """One console's view of one Kafka."""
 
     def __init__(self, target: Target, sampler: Sampler, history: History, *, read_only: bool = False) -> None:
@@ -66,7 +63,7 @@ class Desk:
         self.sampler = sampler
         self.history = history
         self.read_only = read_only
-        self.look = Look(target.registry)
+        self.look = Renderer(target.registry)
         self.commands = Commands(
             target.connection.bootstrap,
             foreign=target.cluster is None,
@@ -95,8 +92,8 @@ class Desk:
         return root.parent.name if root.name == ".headrace" else root.name
 
     @cached_property
-    def admin(self) -> Admin:
-        return Admin(self.target.connection)
+    def admin(self) -> Kafka:
+        return Kafka(self.target.connection)
 
     @cached_property
     def browser(self) -> Browser:
@@ -109,7 +106,7 @@ class Desk:
 
     # -- topics -------------------------------------------------------------------------------------------------
 
-    def describe_topic(self, name: str) -> TopicDescription:
+    def describe_topic(self, name: str) -> Topic:
         return self.admin.describe(name)
 
     def count_records(self, name: str) -> tuple[int, int | None]:
@@ -125,7 +122,7 @@ class Desk:
 
     def clean_topic(self, name: str) -> Cleaned:
         return self.change(
-            lambda: self.admin.clean_topic(name), told=f"{name} was emptied from the console", topic=name
+            lambda: self.admin.clean_topic(name), event_text=f"{name} was emptied from the console", topic=name
         )
 
     def delete_topic(self, name: str) -> None:
@@ -146,45 +143,36 @@ class Desk:
         topic = self.admin.topic(record.topic)
         if record.partition is not None and record.partition >= len(topic.partitions):
             raise NotFound(f"{record.topic} has no partition {record.partition}", why=f"it has {len(topic.partitions)}")
-        producer = self.target.connection.producer({"message.timeout.ms": int(_DELIVERY_S * 1000)})
-        told: list[Any] = []
-        chosen: dict[str, Any] = {} if record.partition is None else {"partition": record.partition}
-        producer.produce(
-            record.topic,
-            value=record.value,
-            key=record.key,
-            headers=list(record.headers),
-            on_delivery=lambda error, message: told.append((error, message)),
-            **chosen,
-        )
-        producer.flush(_DELIVERY_S + 1)
-        if not told:
-            raise Failed(f"{record.topic} did not accept the record within {_DELIVERY_S:g} s", hint="is a broker down?")
-        error, message = told[0]
-        if error is not None:
-            why = Undeliverable(self.target.connection, record.topic).reason(message.partition(), error.str())
-            raise Failed(f"{record.topic} did not accept the record", why=f"{why} ({error.name()})")
-        return message.partition(), message.offset()
+        shaping = Shaping(key=record.key, headers=record.headers, partition=record.partition)
+        # A partitioner that is named decides: `produce` alone deals records without a key out, from partition 0 on.
+        settings = {"message.timeout.ms": int(_DELIVERY_S * 1000), "partitioner": "murmur2_random"}
+        options = ProduceOptions(shaping=shaping, settings=settings)
+        report = produce(self.target.connection, record.topic, [record.value], options=options)
+        if not report.acknowledged:
+            why = next(iter(report.reasons), None) or str(report.error)
+            raise Failed(f"{record.topic} did not accept the record", why=why)
+        ((partition, span),) = report.partitions[record.topic].items()
+        return partition, span.first_offset
 
     # -- groups -------------------------------------------------------------------------------------------------
 
     def plan_reset(self, group: str, to: str, topics: Sequence[str]) -> tuple[PlannedOffset, ...]:
-        with Groups(self.target.connection) as groups:
-            return groups.plan_reset(group, ResetTo.parse(to), [(topic, None) for topic in topics])
+        with Kafka(self.target.connection) as kafka:
+            return kafka.groups.plan_reset(group, ResetTo.parse(to), [(topic, None) for topic in topics])
 
     def reset_group(self, group: str, to: str, topics: Sequence[str]) -> tuple[PlannedOffset, ...]:
         def reset() -> tuple[PlannedOffset, ...]:
-            with Groups(self.target.connection) as groups:
-                plan = groups.plan_reset(group, ResetTo.parse(to), [(topic, None) for topic in topics])
-                groups.reset(group, plan)
+            with Kafka(self.target.connection) as kafka:
+                plan = kafka.groups.plan_reset(group, ResetTo.parse(to), [(topic, None) for topic in topics])
+                kafka.groups.reset(group, plan)
                 return plan
 
-        return self.change(reset, told=f"the offsets of group {group} were reset from the console", group=group)
+        return self.change(reset, event_text=f"the offsets of group {group} were reset from the console", group=group)
 
     def delete_group(self, group: str) -> None:
         def delete() -> None:
-            with Groups(self.target.connection) as groups:
-                groups.delete([group])
+            with Kafka(self.target.connection) as kafka:
+                kafka.groups.delete([group])
 
         self.change(delete)
 
@@ -280,14 +268,19 @@ class Desk:
             raise NotAllowed("this console is read-only", hint="start it without --read-only to change things here")
 
     def change(
-        self, change: Callable[[], T], *, told: str | None = None, topic: str | None = None, group: str | None = None
+        self,
+        change: Callable[[], T],
+        *,
+        event_text: str | None = None,
+        topic: str | None = None,
+        group: str | None = None,
     ) -> T:
         """Does it, if it may be done, and lets the watch look at once."""
         self._require_writable()
         result = change()
-        if told:
+        if event_text:
             kind: Literal["topic", "group"] = "topic" if topic else "group"
-            event = Event(at=time.time(), kind=kind, level="info", text=told, topic=topic, group=group)
+            event = Event(at=time.time(), kind=kind, level="info", text=event_text, topic=topic, group=group)
             self.history.add_events([event])
-        self.sampler.look_now()
+        self.sampler.poll_now()
         return result

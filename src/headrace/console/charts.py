@@ -5,14 +5,18 @@ The formatters are functions in JavaScript, written here and nowhere else; names
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from nicegui import ui
 
 from headrace.monitor import Ownership, Point
+
+if TYPE_CHECKING:
+    from headrace.console.sql import ResultView
 
 Unit = Literal["count", "rate", "bytes", "byte_rate", "seconds"]
 
@@ -66,8 +70,8 @@ class TimeChart:
         self._chart.update()
 
 
-def _line(line: Line, marks: Sequence[tuple[float, str, str]]) -> dict[str, Any]:
-    series: dict[str, Any] = {
+def _line(line: Line, marks: Sequence[tuple[float, str, str]]) -> dict[str, object]:
+    series: dict[str, object] = {
         "type": "line",
         "name": line.name,
         "data": [[at, value] for at, value in line.points],
@@ -137,12 +141,65 @@ def _options(unit: Unit) -> dict[str, Any]:
     }
 
 
+class ResultChart:
+    """The result of a query: the first column of times or texts along the axis, numbers as lines or bars."""
+
+    def __init__(self, found: ResultView) -> None:
+        along, numbers = self._chosen(found)
+        is_time = found.columns[along].kind == "time"
+        options = _options("count")
+        options["yAxis"] |= {"min": None, "minInterval": None, "scale": is_time}
+        if not is_time:
+            label = {"color": _AXIS, "fontSize": 11.5, "hideOverlap": True}
+            options["xAxis"] = {"type": "category", "axisTick": {"show": False}, "axisLabel": label}
+            options["xAxis"]["data"] = [str(row[along]) for row in found.rows]
+        options["legend"]["type"] = "scroll"
+        options["series"] = [
+            {
+                "type": "line" if is_time else "bar",
+                "name": found.columns[at].name,
+                "showSymbol": False,
+                "itemStyle": {"color": PALETTE[number % len(PALETTE)]},
+                "data": [[row[along], _number(row[at])] if is_time else _number(row[at]) for row in found.rows],
+            }
+            for number, at in enumerate(numbers)
+        ]
+        chart = ui.echart(options, renderer="svg").classes("chart")
+        names = ", ".join(found.columns[at].name for at in numbers)
+        chart._props["role"] = "img"
+        chart._props["aria-label"] = f"{names} by {found.columns[along].name}"
+
+    @classmethod
+    def can_show(cls, found: ResultView) -> bool:
+        along, numbers = cls._chosen(found)
+        return along >= 0 and bool(numbers) and len(found.rows) > 1
+
+    @staticmethod
+    def _chosen(found: ResultView) -> tuple[int, list[int]]:
+        """Which column goes along the axis, and which are drawn. Without times or texts it is the first number."""
+        kinds = [column.kind for column in found.columns]
+        along = next((at for at, kind in enumerate(kinds) if kind in {"time", "text"}), -1)
+        numbers = [at for at, kind in enumerate(kinds) if kind == "number"]
+        if along < 0 and len(numbers) > 1:
+            along, *numbers = numbers
+        return along, numbers[: len(PALETTE)]
+
+
+def _number(value: object) -> float | None:
+    """Decimals are text; what JSON has no number for leaves a gap."""
+    try:
+        found = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    return found if math.isfinite(found) else None
+
+
 class OwnerChart:
     """Who owned which partition when: a row for each partition, a colour for each client."""
 
     def __init__(self) -> None:
         self._chart = ui.echart(_owner_options(), renderer="svg").classes("chart")
-        self._shown: Any = None
+        self._shown: object = None
 
     def set_visibility(self, visible: bool) -> None:
         self._chart.set_visibility(visible)
@@ -181,12 +238,61 @@ def _client_name(client: str, member: str, clients: Sequence[tuple[str, str]]) -
     return client if alike == 1 else f"{client} …{member[-4:]}"
 
 
-def _bars(owned: Sequence[Ownership], rows: Mapping[tuple[str, int], int], first: float, now: float) -> list[Any]:
-    data: list[Any] = []
+def _bars(owned: Sequence[Ownership], rows: Mapping[tuple[str, int], int], first: float, now: float) -> list[object]:
+    data: list[object] = []
     for o in owned:
         row = rows[o.topic, o.partition]
         data += [[int(max(o.since, first) * 1000), row], [int((o.until or now) * 1000), row], [None, None]]
     return data
+
+
+@dataclass(frozen=True)
+class FlowNode:
+    """A node of a picture of data that flows from left to right; `inputs` are ids of other nodes."""
+
+    id: str
+    name: str
+    kind: str
+    level: int
+    inputs: Sequence[str]
+
+
+class FlowChart:
+    """Nodes in columns by their level, with arrows from what each is made from."""
+
+    _COLOURS: ClassVar[dict[str, str]] = {"topic": BLUE, "pipeline": AMBER, "table": TEAL, "view": VIOLET}
+    _ROW_PX = 46
+
+    def __init__(self) -> None:
+        self._chart = ui.echart({"animation": False, "series": []}, renderer="svg").classes("chart")
+        self._chart._props["role"] = "img"
+
+    def show(self, nodes: Sequence[FlowNode], label: str) -> None:
+        """`label` is what the picture shows, in words."""
+        self._chart._props["aria-label"] = label
+        rows: dict[int, int] = {}
+        data = []
+        for node in nodes:
+            row = rows[node.level] = rows.get(node.level, -1) + 1
+            data.append(
+                {
+                    "id": node.id, "name": node.name, "x": node.level * 200, "y": row * self._ROW_PX,
+                    "itemStyle": {"color": self._COLOURS[node.kind]},
+                    "symbol": "circle" if node.kind in {"topic", "pipeline"} else "rect",
+                }
+            )  # fmt: skip
+        self._chart.options["series"] = [
+            {
+                "type": "graph", "layout": "none", "symbolSize": 16, "roam": False, "silent": True,
+                "left": 60, "right": 60, "top": 16, "bottom": 34,
+                "edgeSymbol": ["none", "arrow"], "edgeSymbolSize": 8, "data": data,
+                "label": {"show": True, "position": "bottom", "color": _AXIS, "fontSize": 11.5},
+                "links": [{"source": other, "target": node.id} for node in nodes for other in node.inputs],
+                "lineStyle": {"color": _AXIS, "width": 1.4, "curveness": 0.08},
+            }
+        ]  # fmt: skip
+        self._chart.style(f"height: {90 + self._ROW_PX * max([*rows.values(), 1])}px")
+        self._chart.update()
 
 
 def _owner_options() -> dict[str, Any]:

@@ -62,7 +62,7 @@ class Commands:
         return Equal(
             headrace=self._headrace(*ours, *_options("--set", configs)),
             kafka=self._tool("kafka-topics.sh", *theirs, *_options("--config", configs)),
-            python=self._admin(f"admin.create_topics([NewTopic({', '.join(python)})])", new_topic=True),
+            python=self._kafka(f"kafka.create_topics([NewTopic({', '.join(python)})])", new_topic=True),
         )
 
     def alter_topic(self, name: str, partitions: int | None, configs: Mapping[str, str | None]) -> Equal:
@@ -89,7 +89,7 @@ class Commands:
         return Equal(
             headrace=self._headrace(*ours),
             kafka="\n".join(kafka) or "# nothing to change",
-            python=self._admin(f"admin.alter_topic({', '.join(arguments)})"),
+            python=self._kafka(f"kafka.alter_topic({', '.join(arguments)})"),
         )
 
     def clean_topic(self, name: str, partitions: Iterable[int]) -> Equal:
@@ -102,28 +102,21 @@ class Commands:
         return Equal(
             headrace=self._headrace("topic", "clean", name, "--yes"),
             kafka=f"{tool} {file}",
-            python=self._admin(f"admin.clean_topic({name!r})"),
+            python=self._kafka(f"kafka.clean_topic({name!r})"),
         )
 
     def delete_topic(self, name: str) -> Equal:
         return Equal(
             headrace=self._headrace("topic", "delete", name, "--yes"),
             kafka=self._tool("kafka-topics.sh", "--delete", "--topic", name),
-            python=self._admin(f"admin.delete_topics([{name!r}])"),
+            python=self._kafka(f"kafka.delete_topics([{name!r}])"),
         )
 
     def elect_preferred(self) -> Equal:
         return Equal(
             headrace=self._headrace("topic", "elect"),
             kafka=self._tool("kafka-leader-election.sh", "--election-type", "preferred", "--all-topic-partitions"),
-            python=self._admin("admin.elect_preferred()"),
-        )
-
-    def describe_topic(self, name: str) -> Equal:
-        return Equal(
-            headrace=self._headrace("topic", "describe", name),
-            kafka=self._tool("kafka-topics.sh", "--describe", "--topic", name),
-            python=self._admin(f"admin.describe({name!r})"),
+            python=self._kafka("kafka.elect_preferred()"),
         )
 
     # -- records ------------------------------------------------------------------------------------------------
@@ -150,9 +143,7 @@ class Commands:
         return Equal(
             headrace=self._headrace(*ours, "--json"),
             kafka=self._tool("kafka-console-consumer.sh", *theirs, *shown),
-            python="from headrace import consume\n"
-            "from headrace.transport.consume import ConsumeOptions\n"
-            "from headrace.transport.offsets import Start, Until\n\n"
+            python="from headrace import ConsumeOptions, Start, Until, consume\n\n"
             f"options = ConsumeOptions({', '.join(options)})\n"
             f"for record in consume({self.bootstrap!r}, {topic!r}, options=options):\n"
             "    print(record.partition, record.offset, record.key, record.value)",
@@ -184,10 +175,8 @@ class Commands:
         if partition is not None:
             ours += ["--partition", partition]
             shaping.append(f"partition={partition}")
-        imports = "from headrace import produce\n"
+        names = "ProduceOptions, Shaping, produce" if shaping else "produce"
         if shaping:
-            imports += "from headrace.transport.produce import ProduceOptions\n"
-            imports += "from headrace.transport.shaping import Shaping\n"
             arguments.append(f"options=ProduceOptions(shaping=Shaping({', '.join(shaping)}))")
         records = "[None]" if value is None else f"[{value!r}]"
         more = "".join(f", {argument}" for argument in arguments)
@@ -195,7 +184,7 @@ class Commands:
             headrace=f"printf '%s\\n' {shlex.quote(text)} | {self._headrace(*ours)}",
             kafka=f"printf '%s\\n' {shlex.quote(line)} | {self._tool('kafka-console-producer.sh', *theirs)}"
             + ("" if partition is None else f"   # it cannot choose partition {partition}"),
-            python=f"{imports}\nproduce({self.bootstrap!r}, {topic!r}, {records}{more})",
+            python=f"from headrace import {names}\n\nproduce({self.bootstrap!r}, {topic!r}, {records}{more})",
         )
 
     # -- groups -------------------------------------------------------------------------------------------------
@@ -213,22 +202,21 @@ class Commands:
             ours.append("--execute")
         theirs.append("--execute" if execute else "--dry-run")
         wanted = f", {[(topic, None) for topic in topics]!r}" if topics else ""
-        lines = f"plan = groups.plan_reset({group!r}, ResetTo.parse({to!r}){wanted})"
+        lines = f"plan = kafka.groups.plan_reset({group!r}, ResetTo.parse({to!r}){wanted})"
         if execute:
-            lines += f"\n    groups.reset({group!r}, plan)"
+            lines += f"\n    kafka.groups.reset({group!r}, plan)"
         return Equal(
             headrace=self._headrace(*ours),
             kafka=self._tool("kafka-consumer-groups.sh", *theirs),
-            python="from headrace.transport.groups import Groups, ResetTo\n\n"
-            f"with Groups({self.bootstrap!r}) as groups:\n    {lines}",
+            python=f"from headrace import Kafka, ResetTo\n\nwith Kafka({self.bootstrap!r}) as kafka:\n    {lines}",
         )
 
     def delete_group(self, group: str) -> Equal:
         return Equal(
             headrace=self._headrace("group", "delete", group, "--yes"),
             kafka=self._tool("kafka-consumer-groups.sh", "--delete", "--group", group),
-            python="from headrace.transport.groups import Groups\n\n"
-            f"with Groups({self.bootstrap!r}) as groups:\n    groups.delete([{group!r}])",
+            python="from headrace import Kafka\n\n"
+            f"with Kafka({self.bootstrap!r}) as kafka:\n    kafka.groups.delete([{group!r}])",
         )
 
     # -- nodes --------------------------------------------------------------------------------------------------
@@ -251,38 +239,30 @@ class Commands:
 
     # -- schemas and connectors: Kafka has no tools for them, their REST APIs are spoken to by curl ---------------
 
-    def register_schema(self, subject: str, kind: str, *, check: bool = False) -> Equal:
-        verb = "check" if check else "register"
+    def register_schema(self, subject: str, kind: str) -> Equal:
         suffix = {"AVRO": "avsc", "JSON": "json", "PROTOBUF": "proto"}.get(kind, "avsc")
-        path = (
-            f"/compatibility/subjects/{_quoted(subject)}/versions/latest"
-            if check
-            else f"/subjects/{_quoted(subject)}/versions"
-        )
+        url = f"{self.registry}/subjects/{_quoted(subject)}/versions"
         named = "" if kind == "AVRO" else f', kind="{kind}"'
         return Equal(
-            headrace=_line("headrace", "schema", verb, subject, f"schema.{suffix}"),
-            kafka=_curl("POST", f"{self.registry}{path}", '{"schema": "…"}', "application/vnd.schemaregistry.v1+json"),
-            python="from headrace.transport.schemas import Registry, Schema\n\n"
-            f"with Registry({self.registry!r}) as registry:\n"
-            f"    registry.{verb}({subject!r}, Schema(open('schema.{suffix}').read(){named}))",
+            headrace=_line("headrace", "schema", "register", subject, f"schema.{suffix}"),
+            kafka=_curl("POST", url, '{"schema": "…"}', "application/vnd.schemaregistry.v1+json"),
+            python=self._registry(
+                f"registry.register({subject!r}, Schema(open('schema.{suffix}').read(){named}))", "Registry, Schema"
+            ),
         )
 
     def set_compatibility(self, subject: str, level: str) -> Equal:
         return Equal(
             headrace=_line("headrace", "schema", "compatibility", "set", level, subject),
             kafka=_curl("PUT", f"{self.registry}/config/{_quoted(subject)}", json.dumps({"compatibility": level})),
-            python="from headrace.transport.schemas import Registry\n\n"
-            f"with Registry({self.registry!r}) as registry:\n"
-            f"    registry.set_compatibility({level!r}, {subject!r})",
+            python=self._registry(f"registry.set_compatibility({level!r}, {subject!r})"),
         )
 
     def delete_subject(self, subject: str) -> Equal:
         return Equal(
             headrace=_line("headrace", "schema", "delete", subject, "--yes"),
             kafka=_curl("DELETE", f"{self.registry}/subjects/{_quoted(subject)}"),
-            python="from headrace.transport.schemas import Registry\n\n"
-            f"with Registry({self.registry!r}) as registry:\n    registry.delete({subject!r})",
+            python=self._registry(f"registry.delete({subject!r})"),
         )
 
     def create_connector(self, name: str, config: Mapping[str, str]) -> Equal:
@@ -333,38 +313,36 @@ class Commands:
     def _connectors(self) -> str:
         if self.connect_token:
             return "from headrace import Cluster\n\nCluster().connectors"
-        return f"from headrace.transport.connectors import Connectors\n\nConnectors({self.connect!r})"
+        return f"from headrace import Connectors\n\nConnectors({self.connect!r})"
 
     # -- pipelines ----------------------------------------------------------------------------------------------
 
     def pipeline(self, verb: str, name: str, file: str = "headrace.toml") -> Equal:
         """`start` or `stop`."""
-        calls = {
-            "start": f"pipeline.run({self.bootstrap!r})   # here; headrace pipeline start runs it in the background",
-            "stop": "Driver(pipeline.home).stop(pipeline.folder)",
-        }
-        imports = "from headrace.pipeline.pipeline import Pipeline\n"
-        if verb == "stop":
-            imports = "from headrace.pipeline.driver import Driver\n" + imports
+        where = repr(self.bootstrap) if verb == "start" else ""
         return Equal(
             headrace=_line("headrace", "pipeline", verb, name),
             kafka="# Kafka has no tools for Spark pipelines",
-            python=f"{imports}\npipeline = Pipeline.from_file({file!r}, {name!r})\n{calls[verb]}",
+            python=f"from headrace import Pipeline\n\nPipeline.from_file({file!r}, {name!r}).{verb}({where})",
         )
 
     def redrive(self, name: str, rule: str, reason: str) -> Equal:
         return Equal(
             headrace=_line("headrace", "pipeline", "redrive", name, "--rule", rule, "--reason", reason),
             kafka="# Kafka has no tools for dead letters",
-            python="from headrace.pipeline.dead_letters import Wanted, letters\n"
-            "from headrace.pipeline.pipeline import Pipeline\n"
-            "from headrace.pipeline.redrive import redrive\n"
-            "from headrace.transport.client import Connection\n\n"
-            f"connection = Connection({self.bootstrap!r})\n"
+            python="from headrace import Pipeline, Wanted\n\n"
             f"pipeline = Pipeline.from_file('headrace.toml', {name!r})\n"
-            "place = pipeline.folder.dead_letters(pipeline.declaration)\n"
-            f"chosen = Wanted({name!r}, rules=({rule!r},), reasons=({reason!r},))\n"
-            "print(redrive(connection, letters(connection, place, chosen)))",
+            f"print(pipeline.redrive({self.bootstrap!r}, Wanted(rules=({rule!r},), reasons=({reason!r},))))",
+        )
+
+    # -- SQL ----------------------------------------------------------------------------------------------------
+
+    def sql(self, query: str) -> Equal:
+        where = f", {self.bootstrap!r}" if self.foreign else ""
+        return Equal(
+            headrace=self._headrace("sql", query),
+            kafka="# Kafka's tools know no SQL",
+            python=f"from headrace import sql\n\nfor row in sql({query!r}{where}).rows():\n    print(row)",
         )
 
     # -- how they are written -----------------------------------------------------------------------------------
@@ -376,11 +354,12 @@ class Commands:
     def _tool(self, script: str, *words: object) -> str:
         return _line(script, "--bootstrap-server", self.bootstrap, *words)
 
-    def _admin(self, call: str, *, new_topic: bool = False) -> str:
-        imports = "from headrace import Admin\n"
-        if new_topic:
-            imports += "from headrace.transport.topics import NewTopic\n"
-        return f"{imports}\nwith Admin({self.bootstrap!r}) as admin:\n    {call}"
+    def _kafka(self, call: str, *, new_topic: bool = False) -> str:
+        names = "Kafka, NewTopic" if new_topic else "Kafka"
+        return f"from headrace import {names}\n\nwith Kafka({self.bootstrap!r}) as kafka:\n    {call}"
+
+    def _registry(self, call: str, names: str = "Registry") -> str:
+        return f"from headrace import {names}\n\nwith Registry({self.registry!r}) as registry:\n    {call}"
 
 
 def _bracketed(value: str) -> str:

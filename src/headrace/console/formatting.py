@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from datetime import datetime
 
+from headrace import text
+
 DASH = "\N{EN DASH}"
+plural = text.plural
 
 
 def count(value: float | None) -> str:
     """`1,234`."""
-    return DASH if value is None else f"{round(value):,}"
+    return text.thousands(value, unknown=DASH)
 
 
 def short_count(value: float | None) -> str:
@@ -28,13 +31,7 @@ def short_count(value: float | None) -> str:
 
 def size(value: float | None) -> str:
     """`12.3 MB`."""
-    if value is None:
-        return DASH
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
+    return text.size(value, unknown=DASH)
 
 
 def rate(value: float | None) -> str:
@@ -51,16 +48,14 @@ def byte_rate(value: float | None) -> str:
 
 def span(seconds: float | None) -> str:
     """`850 ms`, `12 s`, `3 min`, `4 h 10 min`."""
-    if seconds is None:
-        return DASH
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms" if seconds else "0 s"
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
-    if hours < 1:
-        return f"{minutes} min"
-    return f"{hours} h {minutes % 60} min" if days < 1 else f"{days} d {hours % 24} h"
+    if seconds is None or seconds >= 10 or not seconds:
+        return text.duration(seconds, unknown=DASH)
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def milliseconds(value: float | None) -> str:
+    """A span of so many milliseconds."""
+    return span(None if value is None else value / 1000)
 
 
 def clock(at: float) -> str:
@@ -103,11 +98,6 @@ def short_moment(timestamp_ms: int) -> str:
 def ago(at: float) -> str:
     """`12 s ago`."""
     return f"{span(max(0.0, time.time() - at))} ago"
-
-
-def plural(number: int, noun: str) -> str:
-    """`1 record`, `1,000 records`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def setting(name: str, value: str | None) -> str:

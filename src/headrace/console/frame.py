@@ -14,8 +14,19 @@ from starlette.requests import Request
 
 from headrace import __version__
 from headrace.console import formatting
-from headrace.console.backend import Desk
-from headrace.console.pages import brokers, connectors, groups, overview, pipelines, records, schemas, timeline, topics
+from headrace.console.backend import Backend
+from headrace.console.pages import (
+    brokers,
+    connectors,
+    groups,
+    overview,
+    pipelines,
+    records,
+    schemas,
+    sql,
+    timeline,
+    topics,
+)
 from headrace.console.pages import topic as topic_page
 from headrace.console.widgets import Live, attribute, element, empty, flag, link, page, put, show_state, state
 from headrace.monitor import Snapshot
@@ -42,6 +53,7 @@ _WAYS: tuple[tuple[str, str, str, Callable[[Snapshot], object]], ...] = (
     ("/records", "Records", "receipt_long", _nothing),
     ("/groups", "Groups", "groups", lambda now: len(now.groups) or ""),
     ("/pipelines", "Pipelines", "account_tree", lambda now: len(now.pipelines) or ""),
+    ("/sql", "SQL", "terminal", _nothing),
     ("/brokers", "Brokers", "dns", lambda now: len(now.brokers) or ""),
     ("/schemas", "Schemas", "schema", lambda now: len(now.subjects or ()) or ""),
     ("/connectors", "Connectors", "cable", lambda now: len(now.connectors or ()) or ""),
@@ -49,37 +61,37 @@ _WAYS: tuple[tuple[str, str, str, Callable[[Snapshot], object]], ...] = (
 )
 
 
-def add_pages(desk: Desk) -> None:
+def add_pages(backend: Backend) -> None:
     """The pages of this console, all of them below one frame."""
 
     def frame(request: Request) -> None:
         if not request.scope.get("headrace.let_in"):
             raise HTTPException(404)
-        _frame(desk, request)
+        _frame(backend, request)
 
     ui.page("/")(frame)
     ui.page("/{_:path}")(frame)
 
 
-def _frame(desk: Desk, request: Request) -> None:
+def _frame(backend: Backend, request: Request) -> None:
     ui.add_head_html(f'<link rel="stylesheet" href="/static/console.css?v={__version__}">')
     ui.add_head_html('<meta name="description" content="headrace console">')
     theme = request.cookies.get(_THEME)
     dark = ui.dark_mode({"dark": True, "light": False}.get(theme or ""))
-    live = Live(desk)
+    live = Live(backend)
     link("Skip to content", "#content", "skip")
     rail = ui.left_drawer(value=False, fixed=True, elevated=False).classes("rail")
     rail.props(f"width=208 breakpoint={_WIDE} show-if-above")
     with rail:
-        ways = _rail(desk, live)
+        ways = _rail(backend, live)
     # On a narrow screen the rail lies over the page that was just chosen.
     gone = f"() => {{ if (window.innerWidth < {_WIDE}) getElement({rail.id}).hide() }}"
     for way in ways.values():
         way.on("click", js_handler=gone)
     with ui.header(elevated=False).classes("bar"):
         ui.button(icon="menu", on_click=rail.toggle, color=None).props('flat dense round aria-label="Menu"')
-        _bar(desk, live, dark)
-    routes = _routes(desk)
+        _bar(backend, live, dark)
+    routes = _routes(backend)
     pages = _Pages(routes)
     pages.style("width: 100%")
     router = ui.context.client.sub_pages_router
@@ -106,7 +118,7 @@ class _Pages(ui.sub_pages):
             empty("explore_off", "This page does not exist", "The menu on the left lists all pages.")
 
 
-def _rail(desk: Desk, live: Live) -> dict[str, ui.element]:
+def _rail(backend: Backend, live: Live) -> dict[str, ui.element]:
     ways: dict[str, ui.element] = {}
     tallies: list[tuple[ui.element, Callable[[Snapshot], object]]] = []
     with element("nav", "nav", aria_label="Pages"):
@@ -122,16 +134,16 @@ def _rail(desk: Desk, live: Live) -> dict[str, ui.element]:
     def show(now: Snapshot) -> None:
         for target, tally in tallies:
             put(target, str(tally(now)))
-        put(foot, f"headrace {__version__}{' · read-only' if desk.read_only else ''}")
+        put(foot, f"headrace {__version__}{' · read-only' if backend.read_only else ''}")
 
     return ways
 
 
-def _bar(desk: Desk, live: Live, dark: ui.dark_mode) -> None:
+def _bar(backend: Backend, live: Live, dark: ui.dark_mode) -> None:
     with element("a", "brand", href="/"):
         element("img", src="/static/headrace.svg", alt="", width="26", height="26")
         element("span", text="headrace")
-    element("span", "cluster-name", desk.title, title=desk.target.connection.bootstrap)
+    element("span", "cluster-name", backend.title, title=backend.target.connection.bootstrap)
     health = state("…", "none")
     element("span", "grow")
     asked = element("span", "faint nowrap gt-xs", "")
@@ -154,7 +166,7 @@ def _bar(desk: Desk, live: Live, dark: ui.dark_mode) -> None:
         put(asked, f"as of {formatting.clock(now.at)} {formatting.zone(now.at)}")
 
 
-def _routes(desk: Desk) -> dict[str, Callable[..., None]]:
+def _routes(backend: Backend) -> dict[str, Callable[..., None]]:
     pages: dict[str, Callable[..., None]] = {
         "/": overview.show,
         "/topics": topics.show,
@@ -164,10 +176,11 @@ def _routes(desk: Desk) -> dict[str, Callable[..., None]]:
         "/groups": groups.show,
         "/group": groups.show_one,
         "/pipelines": pipelines.show,
+        "/sql": sql.show,
         "/brokers": brokers.show,
         "/schemas": schemas.show,
         "/schema": schemas.show_one,
         "/connectors": connectors.show,
         "/timeline": timeline.show,
     }
-    return {path: partial(page, desk) for path, page in pages.items()}
+    return {path: partial(page, backend) for path, page in pages.items()}

@@ -1,24 +1,19 @@
 """What the console does with pipelines: start, stop, look at dead letters, redrive them. None of it needs a JVM here.
 
-Dead letters are read where they lie, at most so many; a redrive of more is the command line's business.
+At most so many dead letters are read; to redrive more, use the command line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
-from headrace.console.backend import Desk
+from headrace.console.backend import Backend
 from headrace.errors import Failed, NotFound
-from headrace.pipeline.dead_letters import Group, Letter, Wanted, letters, summary
-from headrace.pipeline.diagnosis import diagnose
-from headrace.pipeline.driver import Driver
-from headrace.pipeline.pipeline import Pipeline
-from headrace.pipeline.redrive import RedrivePlan, RedriveReport, redrive
-from headrace.transport.render import Look, Shown
+from headrace.kafka.browse import Renderer, Shown
+from headrace.pipeline import Graph, Group, Pipeline, RedrivePlan, RedriveReport, Wanted
 
 _MOST_LETTERS = 100_000
 _SAMPLES = 3
@@ -49,66 +44,101 @@ class DeadLettersView(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[SampleView, ...]
 
 
-def find(desk: Desk, name: str) -> Pipeline:
-    cluster = desk.target.cluster
+class GraphNodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic, a pipeline, a table or a view, and what data flows into it. `level`: how many steps from a topic."""
+
+    name: str
+    kind: Literal["topic", "pipeline", "table", "view"]
+    inputs: tuple[str, ...] = ()
+    level: int = 0
+    #: Of a view: how its last update ended.
+    state: str | None = None
+
+    @property
+    def id(self) -> str:
+        """Unlike a name, no other node has it."""
+        return f"{self.kind} {self.name}"
+
+
+def graph(backend: Backend) -> tuple[GraphNodeView, ...]:
+    """All that headrace.toml declares, each node behind its inputs; nothing without a cluster on this machine."""
+    cluster = backend.target.cluster
+    if cluster is None or not cluster.home.config_file.is_file():
+        return ()
+    declared = Graph.from_file(cluster.home.config_file, cluster.home)
+    found: dict[str, GraphNodeView] = {}
+
+    def add(kind: Literal["topic", "pipeline", "table", "view"], name: str, inputs: tuple[str, ...]) -> str:
+        node = GraphNodeView(
+            name=name, kind=kind, inputs=inputs, level=max((found[each].level + 1 for each in inputs), default=0),
+            state=declared.state(name) if kind == "view" else None,
+        )  # fmt: skip
+        if known := found.get(node.id):  # a topic that is read twice, a table that two pipelines write
+            both = tuple(dict.fromkeys((*known.inputs, *inputs)))
+            node = msgspec.structs.replace(node, inputs=both, level=max(node.level, known.level))
+        found[node.id] = node
+        return node.id
+
+    tables: dict[str, str] = {}
+    for node in declared.nodes:
+        if node.kind == "view":
+            made = add("view", node.name, tuple(tables[table] for table in node.reads))
+            tables |= dict.fromkeys(node.writes, made)
+            continue
+        made = add("pipeline", node.name, tuple(add("topic", topic, ()) for topic in node.reads))
+        tables |= {table: add("table", table, (made,)) for table in node.writes}
+        for topic in node.sends:
+            add("topic", topic, (made,))
+    return tuple(found.values())
+
+
+def find(backend: Backend, name: str) -> Pipeline:
+    cluster = backend.target.cluster
     if cluster is None:
         raise NotFound("the console shows pipelines only for a cluster on this machine")
     return Pipeline.from_file(cluster.home.config_file, name, cluster.home)
 
 
-def start(desk: Desk, name: str) -> None:
-    """The pipeline runs in the background."""
-    found = find(desk, name)
-    connection, registry = desk.target.connection, desk.target.registry
-    wanted = {
-        "file": str((found.declaration.file or Path()).absolute()),
-        "bootstrap": connection.bootstrap,
-        "properties": dict(connection.properties),
-        "registry": registry.url if registry else None,
-        "master": None,
-    }
-    desk.change(lambda: Driver(found.home).start(found.folder, wanted))
+def start(backend: Backend, name: str) -> None:
+    """The pipeline runs in the background; one that runs already is an error."""
+    found = find(backend, name)
+
+    def begin() -> None:
+        if not found.start(backend.target.connection, registry=backend.target.registry):
+            raise Failed(f"{name} runs already", hint="stop it first; one in a terminal stops with Ctrl-C")
+
+    backend.change(begin)
 
 
-def stop(desk: Desk, name: str) -> None:
-    """The pipeline has ended after the batch at work."""
-    found = find(desk, name)
-
-    def end() -> None:
-        stopped = Driver(found.home).stop(found.folder)
-        if not stopped and found.folder.is_locked:
-            raise Failed(
-                f"{name} does not run in the background", why="a terminal runs it", hint="Ctrl-C in that terminal"
-            )
-
-    desk.change(end)
+def stop(backend: Backend, name: str) -> None:
+    """The pipeline has ended after the current batch."""
+    backend.change(find(backend, name).stop)
 
 
-def dead_letters(desk: Desk, name: str) -> list[DeadLettersView]:
+def dead_letters(backend: Backend, name: str) -> list[DeadLettersView]:
     """The records that the pipeline could not use, by rule and reason."""
-    found = find(desk, name)
-    explain = lambda letter: diagnose(letter, found.declaration, desk.target.registry)  # noqa: E731
-    return [_view(group) for group in summary(_letters(desk, found, Wanted(name)), _SAMPLES, explain)]
+    wanted = Wanted(limit=_MOST_LETTERS)
+    found = find(backend, name).dead_letters(
+        backend.target.connection, wanted, samples=_SAMPLES, registry=backend.target.registry
+    )
+    return [_view(group) for group in found]
 
 
-def send_again(desk: Desk, name: str, rules: Sequence[str], reasons: Sequence[str], *, dry: bool) -> RedriveReport:
+def send_again(
+    backend: Backend, name: str, rules: Sequence[str], reasons: Sequence[str], *, dry: bool
+) -> RedriveReport:
     """The chosen dead letters are in their topics again; with `dry` it is only counted what would be sent."""
-    found = find(desk, name)
-    chosen = Wanted(name, tuple(rules), tuple(reasons))
+    found = find(backend, name)
+    wanted = Wanted(rules=tuple(rules), reasons=tuple(reasons), limit=_MOST_LETTERS)
 
     def send() -> RedriveReport:
-        return redrive(desk.target.connection, _letters(desk, found, chosen), RedrivePlan(dry=dry))
+        return found.redrive(backend.target.connection, wanted, RedrivePlan(dry=dry))
 
-    return send() if dry else desk.change(send)
-
-
-def _letters(desk: Desk, found: Pipeline, wanted: Wanted) -> Iterator[Letter]:
-    place = found.folder.dead_letters(found.declaration)
-    return islice(letters(desk.target.connection, place, wanted), _MOST_LETTERS)
+    return send() if dry else backend.change(send)
 
 
 def _view(group: Group) -> DeadLettersView:
-    look = Look()
+    look = Renderer()
     return DeadLettersView(
         outcome=group.outcome,
         rule=group.rule,

@@ -124,7 +124,7 @@ class Gate:
             return 403, _words("only websockets are accepted here")
         return self._not_let_in(asked)
 
-    def _not_let_in(self, asked: Asked) -> tuple[int, Any] | None:
+    def _not_let_in(self, asked: Asked) -> tuple[int, object] | None:
         if asked.bearer is not None:
             if self.access.is_token(asked.bearer):
                 return None

@@ -24,13 +24,13 @@ from typing import Any
 
 from headrace import __version__
 from headrace.cluster import Cluster
+from headrace.connect import Connectors
 from headrace.console.access import Access
 from headrace.errors import UsageError
 from headrace.home import open_private
+from headrace.kafka import Connection
 from headrace.monitor import History, Sampler, Target
-from headrace.transport.client import Connection
-from headrace.transport.connectors import Connectors
-from headrace.transport.schemas import Registry
+from headrace.schemas import Registry
 
 # A registry or a worker that has not answered by then is shown as away.
 _SERVICE_TIMEOUT_S = 4.0
@@ -81,7 +81,7 @@ class Serving:
         return Target(
             connection,
             cluster,
-            Registry(registry, patience_s=1.0, timeout_s=_SERVICE_TIMEOUT_S) if registry else None,
+            Registry(registry, retry_for_s=1.0, timeout_s=_SERVICE_TIMEOUT_S) if registry else None,
             self._connectors(cluster),
         )
 
@@ -168,24 +168,24 @@ def application(serving: Serving, access: Access) -> Any:
     from starlette.staticfiles import StaticFiles
 
     from headrace.console.api import add_api
-    from headrace.console.backend import Desk
+    from headrace.console.backend import Backend
     from headrace.console.frame import add_pages
     from headrace.console.safety import Gate
 
     history = History(serving.folder / "history.sqlite")
     target = serving.target()
     sampler = Sampler(target, history)
-    desk = Desk(target, sampler, history, read_only=serving.read_only)
+    backend = Backend(target, sampler, history, read_only=serving.read_only)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         began = time.time()
         sampler.start()
-        # Whoever asks at once shall not be told that there is nothing. A Kafka that is away is not waited for longer.
+        # An early question must not be answered with "nothing". A Kafka that is unreachable is not waited for longer.
         await asyncio.to_thread(sampler.after, began, _FIRST_LOOK_S)
         yield
         await asyncio.to_thread(sampler.stop)
-        desk.close()
+        backend.close()
         history.close()
 
     def csrf(request: Request) -> str | None:
@@ -196,7 +196,7 @@ def application(serving: Serving, access: Access) -> Any:
         title="headrace console", version=__version__, lifespan=life, docs_url=None, redoc_url=None,
         openapi_url="/api/openapi.json",
     )  # fmt: skip
-    add_api(app, desk, csrf)
+    add_api(app, backend, csrf)
     app.mount("/static", StaticFiles(directory=_STATIC))
 
     # The framework adds its own route behind ours for all paths, where nobody finds it.
@@ -204,7 +204,7 @@ def application(serving: Serving, access: Access) -> Any:
     def icon() -> FileResponse:
         return FileResponse(_ICON)
 
-    add_pages(desk)
+    add_pages(backend)
     ui.run_with(
         app,
         title="headrace",

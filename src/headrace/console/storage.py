@@ -6,16 +6,12 @@ headers say codec, producer and size, but not what they would be without compres
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
-from headrace.cluster import Cluster, Segment, StoredBatch, partitions_in, removals, segments_in
-from headrace.console.backend import Desk
+from headrace.cluster import Segment, removals
+from headrace.console.backend import Backend
 from headrace.errors import Failed, NotFound
-from headrace.monitor import PartitionView
-from headrace.transport.batches import BatchHeader
-from headrace.transport.topics import TopicDescription
+from headrace.kafka import BatchHeader, Topic
 
 _MOST_BATCHES = 200
 # Of so many batches the plain size is looked at, which means to unpack them.
@@ -61,9 +57,9 @@ class BatchView(msgspec.Struct, frozen=True, kw_only=True):
         return self.plain_bytes / self.size_bytes if self.plain_bytes else None
 
 
-def segments(desk: Desk, topic: str, described: TopicDescription, partition: int) -> list[SegmentView]:
+def segments(backend: Backend, topic: str, described: Topic, partition: int) -> list[SegmentView]:
     """The segments of a partition, the leader's or those of the first replica that has any."""
-    found = segments_in(_folder(desk, topic, partition))
+    found = _stored_segments(backend, topic, partition)
     limits = [_whole(described, name) for name in ("retention.ms", "retention.bytes")]
     policy = described.configs["cleanup.policy"].value or ""
     gone = {r.segment.base_offset: r for r in (removals(found, *limits) if "delete" in policy else ())}
@@ -87,51 +83,44 @@ def segments(desk: Desk, topic: str, described: TopicDescription, partition: int
     return views
 
 
-def batches(desk: Desk, topic: str, partition: int, base_offset: int) -> list[BatchView]:
+def batches(backend: Backend, topic: str, partition: int, base_offset: int) -> list[BatchView]:
     """The first batches of the segment with that base offset."""
-    segment = next((s for s in segments_in(_folder(desk, topic, partition)) if s.base_offset == base_offset), None)
+    segment = next((s for s in _stored_segments(backend, topic, partition) if s.base_offset == base_offset), None)
     if segment is None:
         raise NotFound(f"there is no segment {base_offset} of {topic}/{partition}", why="it may have been removed")
     views: list[BatchView] = []
     for batch in segment.batches():
         plain = segment.plain_bytes(batch) if len(views) < _UNPACKED else None
-        views.append(_stored(batch, plain))
+        views.append(_view(batch, plain))
         if len(views) == _MOST_BATCHES:
             break
     return views
 
 
-def travelling_batches(desk: Desk, topic: str, partition: int) -> list[BatchView]:
+def travelling_batches(backend: Backend, topic: str, partition: int) -> list[BatchView]:
     """The newest batches of a partition, as a broker sends them."""
-    return [_sent(header) for header in desk.browser.batches(topic, partition)][-_MOST_BATCHES:]
+    headers = backend.browser.batches(topic, partition)[-_MOST_BATCHES:]
+    return [_view(header, header.size_bytes if header.codec == "none" else None) for header in headers]
 
 
-def has_files(desk: Desk) -> bool:
-    return desk.target.cluster is not None
+def has_files(backend: Backend) -> bool:
+    return backend.target.cluster is not None
 
 
-def _folder(desk: Desk, topic: str, partition: int) -> Path:
-    cluster = desk.target.cluster
-    view = desk.now.topics.get(topic)
+def _stored_segments(backend: Backend, topic: str, partition: int) -> list[Segment]:
+    cluster = backend.target.cluster
+    view = backend.now.topics.get(topic)
     place = next((p for p in (view.partitions if view else ()) if p.partition == partition), None)
     if cluster is None or place is None:
         raise NotFound(f"there is no partition {partition} of {topic} on this machine")
-    for broker in _in_order(place):
-        folder = partitions_in(_data(cluster, broker), topic).get(partition)
-        if folder is not None:
-            return folder
+    stored = cluster.segments(topic, partition)
+    for broker in sorted(place.replicas, key=lambda broker: broker != place.leader):
+        if (broker, partition) in stored:
+            return stored[broker, partition]
     raise Failed(f"no broker of this machine has {topic}/{partition} on its disk")
 
 
-def _in_order(place: PartitionView) -> list[int]:
-    return sorted(place.replicas, key=lambda broker: broker != place.leader)
-
-
-def _data(cluster: Cluster, broker: int) -> Path:
-    return cluster.home.node(cluster.name_of(broker)) / "data"
-
-
-def _whole(described: TopicDescription, name: str) -> int:
+def _whole(described: Topic, name: str) -> int:
     value = described.configs[name].value if name in described.configs else None
     return int(value) if value and value.lstrip("-").isdecimal() else -1
 
@@ -142,7 +131,7 @@ def _index_bytes(segment: Segment) -> int:
     return sum(file.stat().st_blocks * 512 for file in files if file.exists())
 
 
-def _stored(batch: StoredBatch, plain: int | None) -> BatchView:
+def _view(batch: BatchHeader, plain: int | None) -> BatchView:
     return BatchView(
         base_offset=batch.base_offset,
         last_offset=batch.last_offset,
@@ -155,20 +144,4 @@ def _stored(batch: StoredBatch, plain: int | None) -> BatchView:
         transactional=batch.transactional,
         control=batch.control,
         first_timestamp_ms=batch.first_timestamp_ms,
-    )
-
-
-def _sent(header: BatchHeader) -> BatchView:
-    return BatchView(
-        base_offset=header.base_offset,
-        last_offset=header.last_offset,
-        records=header.records,
-        size_bytes=header.size_bytes,
-        codec=header.codec,
-        plain_bytes=header.size_bytes if header.codec == "none" else None,
-        producer_id=header.producer_id if header.producer_id >= 0 else None,
-        producer_epoch=header.producer_epoch if header.producer_id >= 0 else None,
-        transactional=header.transactional,
-        control=header.control,
-        first_timestamp_ms=header.first_timestamp_ms,
     )

@@ -1,20 +1,28 @@
 """Tables that stay quick with thousands of rows: filtered, sorted and paged here, so that one page of rows travels.
 
-A column says how its cells look (`kind`); a row holds, under the column's name, what is shown, and under `_name` what
-it is sorted by if that is something else. What the browser asks for (page, sorting) is looked up, never trusted.
+A row is any object; a column says what it shows of it and how. What the browser asks for (page, sorting) is looked up,
+never trusted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from nicegui import ui
 
-Kind = Literal["text", "number", "link", "state", "spark", "mono", "name", "clip", "mark", "meter", "open", "tag"]
-Row = dict[str, Any]
+from headrace.console import formatting
+from headrace.console.widgets import Live
+from headrace.monitor import Snapshot
 
+if TYPE_CHECKING:
+    from nicegui.events import GenericEventArguments
+
+Kind = Literal["text", "number", "link", "state", "spark", "mono", "name", "clip", "mark", "meter", "open", "tag"]
+
+# What else a cell of that kind needs, beside what it shows.
+_MORE = {"link": "href", "state": "state", "mark": "mark", "open": "key"}
 _CELL = '<q-td :props="props">%s</q-td>'
 _SLOTS = {
     "link": _CELL % '<a class="link" :href="props.row.{name}_href">{{{{ props.value }}}}</a>',
@@ -44,15 +52,39 @@ _CLASSES = {
 
 @dataclass(frozen=True)
 class Column:
-    """A column. On a phone the `wide` ones are left out."""
+    """A column. `of` takes the value out of a row, by default the attribute of the column's name; `show` is its text.
+
+    Rows are sorted by the value, or by what `sort` takes out of them. `more` is what links lead to, and which state or
+    mark a cell has. On a phone the `wide` ones are left out.
+    """
 
     name: str
     label: str
     kind: Kind = "text"
+    of: Callable[[Any], object] | None = None
+    show: Callable[[Any], object] | None = None
+    more: Callable[[Any], object] | None = None
+    sort: Callable[[Any], object] | None = None
     wide: bool = False
     sortable: bool = True
 
-    def spec(self) -> dict[str, Any]:
+    def value(self, row: object) -> Any:
+        return self.of(row) if self.of else getattr(row, self.name, None)
+
+    def text(self, row: object) -> object:
+        value = self.value(row)
+        if self.show:
+            return self.show(value)
+        return formatting.DASH if value is None else value
+
+    def order(self, row: object) -> tuple[int, Any]:
+        """Unknown values come first, then numbers, then texts."""
+        value = self.sort(row) if self.sort else self.value(row)
+        if value is None:
+            return (0, 0)
+        return (1, value) if isinstance(value, int | float) else (2, str(value).lower())
+
+    def spec(self) -> dict[str, object]:
         wide = "wide-only" if self.wide else ""
         return {
             "name": self.name,
@@ -66,7 +98,7 @@ class Column:
 
 
 class Table:
-    """A live table. `rows` gives all rows; `sparks` are the lines in its column of that kind, by key.
+    """A live table. `rows` gives all rows; `key` takes what tells them apart; `sparks` are lines by that key.
 
     One that is not `paged` shows all rows: its pages are turned elsewhere.
     """
@@ -74,21 +106,22 @@ class Table:
     def __init__(
         self,
         columns: Sequence[Column],
-        rows: Callable[[], Sequence[Row]],
+        rows: Callable[[], Sequence[object]],
         *,
-        key: str,
+        key: Callable[[Any], Any],
         sort: str | None = None,
         in_order: bool = False,
         descending: bool = False,
         per_page: int = 50,
         paged: bool = True,
-        on_open: Callable[[Row], Any] | None = None,
+        on_open: Callable[[Any], object] | None = None,
     ) -> None:
         self.columns = {column.name: column for column in columns}
         self._rows = rows
+        self._shown: list[object] = []
         self.sparks: Mapping[Any, str] = {}
         #: Called when other rows are shown than before.
-        self.on_turn: Callable[[], Any] = lambda: None
+        self.on_turn: Callable[[], object] = lambda: None
         self._key = key
         self._filter = ""
         self._paged = paged
@@ -100,7 +133,7 @@ class Table:
             "rowsNumber": 0,
         }
         self.table = ui.table(
-            columns=[column.spec() for column in columns], rows=[], row_key=key, pagination=self._paging
+            columns=[column.spec() for column in columns], rows=[], row_key="row_key", pagination=self._paging
         )
         self.table.classes("grid").props(
             'flat dense binary-state-sort no-data-label="nothing to show" :rows-per-page-options="[25, 50, 100, 500]" '
@@ -114,6 +147,17 @@ class Table:
             self.table.on("open", lambda event: self._opened(event.args, on_open))
         self.refresh()
 
+    def live(self, live: Live, nothing: ui.element | None = None) -> None:
+        """Every snapshot refreshes it; while there is no row, `nothing` stands in its place."""
+
+        def refresh(_: Snapshot) -> None:
+            self.refresh()
+            if nothing is not None:
+                nothing.set_visibility(not self._has_rows)
+                self.table.set_visibility(self._has_rows)
+
+        live(refresh)
+
     def search(self, text: str) -> None:
         """Only rows that have the text in their key or in any column."""
         self._filter = text.strip().lower()
@@ -123,21 +167,26 @@ class Table:
     @property
     def shown(self) -> list[Any]:
         """The keys of the rows on the page that is shown."""
-        return [row[self._key] for row in self.table._props["rows"]]
+        return [self._key(row) for row in self._shown]
 
     def refresh(self) -> None:
         """The rows as they are now; nothing is sent if nothing has changed."""
-        rows = [row for row in self._rows() if self._matches(row)]
+        rows = list(self._rows())
+        self._has_rows = bool(rows)
+        most = {
+            column.name: max((column.value(row) or 0 for row in rows), default=0) or 1
+            for column in self.columns.values()
+            if column.kind == "meter"
+        }
+        rows = [row for row in rows if self._matches(row)]
         sort = self._paging["sortBy"]
         if sort:
-            down = bool(self._paging["descending"])
-            rows.sort(key=lambda row: _sortable(row.get(f"_{sort}", row.get(sort))), reverse=down)
+            rows.sort(key=self.columns[sort].order, reverse=bool(self._paging["descending"]))
         size = int(self._paging["rowsPerPage"])
         pages = max(1, -(-len(rows) // size))
         page = min(int(self._paging["page"]), pages)
-        shown = rows[(page - 1) * size : page * size]
-        for row in shown:
-            row["spark"] = self.sparks.get(row[self._key], "")
+        self._shown = rows[(page - 1) * size : page * size]
+        shown = [self._cells(row, most) for row in self._shown]
         paging = {**self._paging, "page": page, "rowsNumber": len(rows)}
         if shown != self.table._props["rows"] or paging != self.table._props.get("pagination"):
             self._paging = paging
@@ -149,16 +198,24 @@ class Table:
             self.table._props["hide-pagination"] = few
             self.table.update()
 
-    def _matches(self, row: Row) -> bool:
+    def _cells(self, row: object, most: Mapping[str, float]) -> dict[str, Any]:
+        """What the browser gets of a row."""
+        cells: dict[str, Any] = {"row_key": self._key(row)}
+        for name, column in self.columns.items():
+            cells[name] = self.sparks.get(cells["row_key"], "") if column.kind == "spark" else column.text(row)
+            if column.kind == "meter":
+                cells[f"{name}_share"] = round(100 * (column.value(row) or 0) / most[name])
+            elif column.kind in _MORE:
+                cells[f"{name}_{_MORE[column.kind]}"] = column.more(row) if column.more else cells["row_key"]
+        return cells
+
+    def _matches(self, row: object) -> bool:
         if not self._filter:
             return True
-        return any(
-            self._filter in str(value).lower()
-            for name, value in row.items()
-            if name in self.columns or name == self._key
-        )
+        texts = [self._key(row), *(column.text(row) for column in self.columns.values() if column.kind != "spark")]
+        return any(self._filter in str(text).lower() for text in texts)
 
-    def _asked(self, event: Any) -> Any:
+    def _asked(self, event: GenericEventArguments) -> object:
         wanted = (event.args or {}).get("pagination") or {}
         if wanted.get("sortBy") in self.columns:
             self._paging["sortBy"] = wanted["sortBy"]
@@ -170,14 +227,6 @@ class Table:
         self.refresh()
         return self.on_turn()
 
-    def _opened(self, named: Any, on_open: Callable[[Row], Any]) -> Any:
-        rows = self.table._props["rows"]
-        row = next((row for row in rows if named in (row[self._key], row.get(f"{self._key}_key"))), None)
-        return on_open(row) if row else None
-
-
-def _sortable(value: Any) -> tuple[int, Any]:
-    """Unknown values come first, then numbers, then texts."""
-    if value is None:
-        return (0, 0)
-    return (1, value) if isinstance(value, int | float) else (2, str(value).lower())
+    def _opened(self, key: object, on_open: Callable[[Any], object]) -> object:
+        row = next((row for row in self._shown if self._key(row) == key), None)
+        return on_open(row) if row is not None else None

@@ -1,4 +1,4 @@
-"""What pages are built of: tiles, cards, states, sparklines, events, tables, dialogs, and how they stay alive.
+"""What pages are built of: tiles, cards, states, sparklines, events, and how they stay live.
 
 Everything that a person or a record has named is shown as text or as an attribute; nothing here makes HTML of it, and
 no value is ever put into a script.
@@ -11,21 +11,20 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 from nicegui import ui
 
 from headrace.console import formatting
-from headrace.console.commands import Equal
-from headrace.errors import HeadraceError
 from headrace.monitor import Event, Point, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.console.backend import Desk
+    from headrace.console.backend import Backend
 
+K = TypeVar("K")
 T = TypeVar("T")
 State = Literal["good", "warn", "bad", "none"]
 
@@ -59,18 +58,17 @@ class Address:
 class Live:
     """Calls what is registered with every new snapshot, and once at the beginning, as long as the page is open."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
         self.address = Address()
-        self._shown: list[Callable[[Snapshot], None]] = []
+        self._shown: list[Callable[[Snapshot], object]] = []
         self._looks: list[Callable[[], Awaitable[None]]] = []
         self._at = 0.0
         ui.timer(_TICK_S, self._tick)
 
-    def __call__(self, show: Callable[[Snapshot], None]) -> Callable[[Snapshot], None]:
+    def __call__(self, show: Callable[[Snapshot], object]) -> None:
         self._shown.append(show)
-        show(self.desk.now)
-        return show
+        show(self.backend.now)
 
     def past(self, read: Callable[[], T], show: Callable[[T], None]) -> Callable[[], Awaitable[None]]:
         """With every snapshot `read` looks into the past, in a thread, and `show` gets what it found.
@@ -85,7 +83,7 @@ class Live:
         return look
 
     async def _tick(self) -> None:
-        now = self.desk.now
+        now = self.backend.now
         if now.at == self._at:
             return
         self._at = now.at
@@ -98,7 +96,7 @@ class Live:
 # -- text -------------------------------------------------------------------------------------------------------
 
 
-def element(tag: str, classes: str = "", text: str | None = None, **attributes: Any) -> ui.element:
+def element(tag: str, classes: str = "", text: str | None = None, **attributes: object) -> ui.element:
     """An HTML element with plain text in it."""
     made = ui.element(tag)
     if classes:
@@ -117,7 +115,7 @@ def put(target: ui.element, text: str) -> None:
         target.update()
 
 
-def attribute(target: ui.element, name: str, value: Any) -> None:
+def attribute(target: ui.element, name: str, value: object) -> None:
     if target._props.get(name) != value:
         target._props[name] = value
         target.update()
@@ -165,7 +163,7 @@ def box(classes: str, tag: str = "div") -> Iterator[ui.element]:
 
 @contextmanager
 def card(title: str | None = None, classes: str = "") -> Iterator[ui.element]:
-    """A card; what stands beside its title goes into `side_of` it."""
+    """A card; what stands beside its title is built in `side_of` it."""
     with element("section", f"card {classes}") as made:
         if title is not None:
             with element("h2", "title"):
@@ -190,6 +188,39 @@ def page(title: str, sub: str | None = None, *, crumb: tuple[str, str] | None = 
         yield side
 
 
+@contextmanager
+def side_of(of_card: ui.element) -> Iterator[None]:
+    """What is built in the block stands at the right of the card's title."""
+    with of_card.default_slot.children[0], element("span", "side"):
+        yield
+
+
+def json_link(path: str) -> None:
+    """A link to the same as JSON."""
+    element("a", "link", "JSON", href=f"/api/{path}", target="_blank")
+
+
+def each(
+    live: Live,
+    place: ui.element,
+    found: Callable[[Snapshot], Mapping[K, T]],
+    build: Callable[[T], Callable[[T], None]],
+) -> None:
+    """The place holds one part for each thing that is found: `build` makes it and returns what keeps it up to date."""
+    updates: dict[K, Callable[[T], None]] = {}
+
+    @live
+    def refresh(now: Snapshot) -> None:
+        things = found(now)
+        if list(updates) != list(things):
+            place.clear()
+            with place:
+                updates.clear()
+                updates.update({key: build(thing) for key, thing in things.items()})
+        for key, thing in things.items():
+            updates[key](thing)
+
+
 def once_known(
     live: Live, is_known: Callable[[Snapshot], bool], nothing: Callable[[], ui.element]
 ) -> Callable[[Callable[[], None]], None]:
@@ -200,7 +231,7 @@ def once_known(
     place = ui.context.slot.parent
 
     def decorate(build: Callable[[], None]) -> None:
-        missing = None if is_known(live.desk.now) else nothing()
+        missing = None if is_known(live.backend.now) else nothing()
         built = False
 
         @live
@@ -336,70 +367,6 @@ class EventList:
                     element("span", "what", event.text)
 
 
-# -- asking and telling -----------------------------------------------------------------------------------------
-
-
-async def attempt(work: Callable[[], T]) -> T | HeadraceError:
-    """The result of work that may take a while, or the error that it ended with."""
-    try:
-        return await asyncio.to_thread(work)
-    except HeadraceError as error:
-        return error
-
-
-class Verdict:
-    """A place for what went wrong or well, in words."""
-
-    def __init__(self) -> None:
-        self.box = element("div", role="status")
-        self.box.set_visibility(False)
-
-    def clear(self) -> None:
-        self.box.set_visibility(False)
-
-    def problem(self, error: HeadraceError) -> None:
-        lines = [error.problem]
-        lines += [f"why: {error.why}"] if error.why else []
-        lines += [f"try: {error.hint}"] if error.hint else []
-        self._show("problem", "\n".join(lines))
-
-    def good(self, text: str) -> None:
-        self._show("good-news", text)
-
-    def _show(self, kind: str, text: str) -> None:
-        self.box.classes(replace=kind)
-        put(self.box, text)
-        self.box.set_visibility(True)
-
-
-class EqualPanel:
-    """The same action as a command, for Kafka's tools, and in Python."""
-
-    def __init__(self, equal: Equal | None = None) -> None:
-        self._equal = equal
-        self._chosen = "headrace"
-        self._buttons: dict[str, ui.element] = {}
-        with element("div", "equal"):
-            with element("div", "tabs", role="tablist"):
-                for name, label in (("headrace", "headrace"), ("kafka", "Kafka's tools"), ("python", "Python")):
-                    button = element("button", text=label, role="tab", type="button")
-                    button.on("click", lambda name=name: self._choose(name))
-                    self._buttons[name] = button
-                element("span", "hint", "the same, typed")
-            self._text = element("pre", tabindex="0")
-        self._choose("headrace")
-
-    def show(self, equal: Equal) -> None:
-        self._equal = equal
-        self._choose(self._chosen)
-
-    def _choose(self, name: str) -> None:
-        self._chosen = name
-        for each, button in self._buttons.items():
-            attribute(button, "aria-selected", "true" if each == name else "false")
-        put(self._text, getattr(self._equal, name) if self._equal else "")
-
-
 def toggle(options: Sequence[tuple[str, str]], chosen: str, on_choose: Callable[[str], Awaitable[None]]) -> None:
     """One of a few, always visible."""
     buttons: dict[str, ui.element] = {}
@@ -417,107 +384,10 @@ def toggle(options: Sequence[tuple[str, str]], chosen: str, on_choose: Callable[
             buttons[name] = button
 
 
-def button(
-    text: str, on_click: Callable[[], Any] | None = None, *, kind: str = "plain", icon: str | None = None
-) -> ui.button:
-    return (
-        ui.button(text, on_click=on_click, icon=icon, color=None)
-        .props("no-caps unelevated dense")
-        .classes(f"{kind} q-px-md")
-    )
-
-
-@contextmanager
-def dialog(title: str, *, wide: bool = False) -> Iterator[ui.dialog]:
-    """A dialog that is open, and gone for good when it is closed.
-
-    It belongs to the page, not to what opened it: that may be a dialog too, which is gone before.
-    """
-    with _page_here(), ui.dialog() as made, element("q-card", f"dialog{' wide' if wide else ''}"):
-        element("h2", text=title)
-        made._props["aria-label"] = title
-        yield made
-    made.on("hide", lambda: made.delete())
-    made.open()
-
-
-def _page_here() -> ui.element:
-    """The page that is being built, or that whoever was clicked stands on."""
-    found = ui.context.slot.parent
-    while "page" not in found._classes and found.parent_slot is not None:
-        found = found.parent_slot.parent
-    return found
-
-
-async def confirm(
-    title: str, text: str, equal: Equal, work: Callable[[], Any], *, action: str, done: str, type_in: str | None = None,
-    kind: str = "danger",
-) -> None:  # fmt: skip
-    """Asks before something that matters; with `type_in` its name has to be typed."""
-    with dialog(title) as asking:
-        element("div", text=text)
-        typed = None
-        if type_in is not None:
-            typed = field(f"Type {type_in} to confirm")
-        EqualPanel(equal)
-        verdict = Verdict()
-        with element("div", "row end"):
-            button("Cancel", asking.close)
-            act = button(action, kind=kind)
-    if typed is not None:
-        act.disable()
-        typed.on_value_change(lambda event: act.set_enabled(event.value == type_in))
-
-    async def run() -> None:
-        act.props("loading")
-        result = await attempt(work)
-        act.props(remove="loading")
-        if isinstance(result, HeadraceError):
-            verdict.problem(result)
-            return
-        asking.close()
-        ui.notify(done, type="positive", position="bottom-right")
-
-    act.on("click", run)
-
-
-def field(label: str, value: str = "", **settings: Any) -> ui.input:
-    return (
-        ui.input(label, value=value, **settings).props("outlined dense stack-label hide-bottom-space").classes("grow")
-    )
-
-
-def search(live: Live, on_search: Callable[[str], None]) -> ui.input:
-    """A field that filters a list; the address of the page says by what."""
-
-    def changed(event: Any) -> None:
-        live.address.put(filter=event.value)
-        on_search(event.value or "")
-
-    made = field("Filter", live.address.get("filter"), on_change=changed)
-    return made.props('clearable debounce=200 data-filter="1"')
-
-
-def number(label: str, value: float | None = None, **settings: Any) -> ui.number:
-    return (
-        ui.number(label, value=value, format="%d", **settings)
-        .props("outlined dense stack-label hide-bottom-space")
-        .classes("grow")
-    )
-
-
-def select(label: str, options: Any, value: Any = None, **settings: Any) -> ui.select:
-    return (
-        ui.select(options, label=label, value=value, **settings)
-        .props("outlined dense stack-label options-dense hide-bottom-space")
-        .classes("grow")
-    )
-
-
 def over_time(
     of_card: ui.element, live: Live, read: Callable[[int], T], show: Callable[[T, int], None], name: str = "range"
 ) -> Callable[[], Awaitable[None]]:
-    """A switch at the right of a card's title: `read` is told how many seconds to look back, `show` gets what it found.
+    """A switch at the right of a card's title: `read` gets how many seconds to look back, `show` gets what it found.
 
     The address of the page says by this name which one was chosen. Returns what looks again at once.
     """
@@ -532,7 +402,7 @@ def over_time(
         live.address.put(**{name: wanted if wanted != FIRST_RANGE else None})
         await look()
 
-    with of_card.default_slot.children[0], element("span", "side"):
+    with side_of(of_card):
         toggle([(name, name) for name in RANGES], chosen, choose)
 
     def read_chosen() -> tuple[T, int]:
@@ -547,7 +417,7 @@ def traces(live: Live, kind: str, name: str, tiles: Mapping[str, Tile]) -> None:
     """The tiles show what their metrics were in the last quarter of an hour."""
 
     def read() -> dict[str, list[Point]]:
-        series, since = live.desk.history.series, time.time() - 900
+        series, since = live.backend.history.series, time.time() - 900
         return {metric: series(kind, name, metric, since=since, most=60) for metric in tiles}
 
     def show(found: dict[str, list[Point]]) -> None:

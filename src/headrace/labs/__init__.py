@@ -8,7 +8,7 @@ An experiment works through the public library against a real cluster; what it p
 would type for the same step. A check compares what was expected with what was seen there and then; nothing is ever
 filled in beforehand. What differs makes the lab red, with the reason and where to look.
 
-This room is imported by the command line alone. It never prints; whoever runs a lab listens to its entries.
+This room is imported by the command line alone. It never prints; a listener receives the entries of a lab.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace.labs.catalogue import NAMES, every_lab, find_lab
-    from headrace.labs.kafka_tools import tool_command
     from headrace.labs.lab import Lab
     from headrace.labs.report import check_sign, duration, quantity, to_html, to_markdown, totals, write_reports
     from headrace.labs.result import Entry, LabResult, kept_results, result_folder
@@ -25,32 +24,10 @@ if TYPE_CHECKING:
 else:
     from headrace.lazy import lazy_exports
 
-    __getattr__ = lazy_exports(__name__, {
+    __getattr__, __all__ = lazy_exports(__name__, {
         "catalogue": ["NAMES", "every_lab", "find_lab"],
-        "kafka_tools": ["tool_command"],
         "lab": ["Lab"],
         "report": ["check_sign", "duration", "quantity", "to_html", "to_markdown", "totals", "write_reports"],
         "result": ["Entry", "LabResult", "kept_results", "result_folder"],
         "runner": ["RunOptions", "run_labs"],
     })  # fmt: skip
-
-__all__ = [
-    "NAMES",
-    "Entry",
-    "Lab",
-    "LabResult",
-    "RunOptions",
-    "check_sign",
-    "duration",
-    "every_lab",
-    "find_lab",
-    "kept_results",
-    "quantity",
-    "result_folder",
-    "run_labs",
-    "to_html",
-    "to_markdown",
-    "tool_command",
-    "totals",
-    "write_reports",
-]

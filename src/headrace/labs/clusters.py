@@ -12,10 +12,9 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from headrace import Admin, Cluster, HeadraceError, Registry
-from headrace.cluster import LabRuns
-from headrace.home import Home
+from headrace import Cluster, HeadraceError, Home, Kafka, Registry
 from headrace.labs.lab import Needs
+from headrace.labs.processes import LabRuns
 from headrace.progress import SILENT, Progress
 
 # Kafka looks for expired segments every five minutes and for something to compact every 15 seconds; a lab that shows
@@ -115,8 +114,8 @@ def _taken(cluster: Cluster, needs: Needs) -> set[str]:
     """Names that topics have, or subjects of the registry are made of."""
     if not needs.topics:
         return set()
-    with Admin(cluster) as admin:
-        taken = {topic.name for topic in admin.topics()}
+    with Kafka(cluster) as kafka:
+        taken = {topic.name for topic in kafka.topics()}
     if "registry" in needs.services:
         with Registry(cluster.registry) as registry:
             # Also softly deleted ones: they could still be brought back.

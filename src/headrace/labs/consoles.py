@@ -9,14 +9,13 @@ from __future__ import annotations
 import http.client
 import json
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from headrace import Failed
-from headrace.runtime import MARKER, eventually
+from headrace import Failed, eventually
+from headrace.labs.processes import start
 
 _START_WITHIN_S = 120.0
 
@@ -34,7 +33,7 @@ class ConsoleApi:
     def address(self) -> str:
         return f"http://{self.host}:{self.port}"
 
-    def __call__(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    def __call__(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         """Status and document of an answer."""
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         status, _, text = self.ask(method, path, headers, json.dumps(body) if body is not None else None)
@@ -77,14 +76,13 @@ class SharedConsoles:
             return self._running[bootstrap][1]
 
     def _start(self, bootstrap: str) -> tuple[subprocess.Popen[str], ConsoleApi]:
-        argv = [sys.executable, "-X", f"{MARKER}{self._folder}", "-m", "headrace", "console", "--quiet", "--no-open",
-                "--bootstrap", bootstrap]  # fmt: skip
-        child = subprocess.Popen(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
-        )
+        child = start(
+            self._folder, "console", "--quiet", "--no-open", "--bootstrap", bootstrap,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
         try:
             return child, _answering(child, bootstrap)
-        except BaseException:  # also an interrupt: nobody else knows the process
+        except BaseException:  # also an interrupt: no other place knows the process
             _end(child)
             raise
 

@@ -10,10 +10,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from headrace import Pipeline, Query, RunReport, read_table
-from headrace.home import Home
+from headrace import Home, Pipeline, Query, RunReport, example, read_table
 from headrace.labs.workbench import Workbench
-from headrace.pipeline.pipeline import example
 
 
 def declaration_of(name: str) -> str:
@@ -33,7 +31,7 @@ class Example:
         self.pipeline = Pipeline.from_file(self.folder, name, Home(self.folder / ".headrace"))
 
     def run(self, records: int) -> RunReport:
-        """All that is there goes through; so many records must be read, and the ledger must balance."""
+        """Process all records; so many must be read, and the ledger must balance."""
         lab = self._lab
         lab.shows(f"headrace pipeline run {self.name} --once", f"headrace pipeline ledger {self.name}")
         report = self.pipeline.run(lab.cluster, once=True, spark=lab.spark)

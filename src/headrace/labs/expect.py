@@ -31,15 +31,15 @@ def between(low: float, high: float, unit: str = "") -> Expectation:
     return Expectation(words, lambda seen: seen is not None and low <= seen <= high)
 
 
-def contains(part: Any) -> Expectation:
+def contains(part: object) -> Expectation:
     return Expectation(f"with {shown(part)} in it", lambda seen: seen is not None and part in seen)
 
 
-def one_of(values: Collection[Any]) -> Expectation:
+def one_of(values: Collection[object]) -> Expectation:
     return Expectation("one of " + ", ".join(map(shown, values)), lambda seen: seen in values)
 
 
-def anything_but(value: Any) -> Expectation:
+def anything_but(value: object) -> Expectation:
     return Expectation(f"not {shown(value)}", lambda seen: seen != value)
 
 

@@ -1,8 +1,8 @@
 """Pictures: drawn by matplotlib without a screen, once for light pages and once for dark ones, as SVG.
 
 matplotlib is loaded here and only when a picture is drawn. The experiment fills an empty figure and need not care for
-colours of axes and text; the colours of data come from `COLOURS`, which are told apart on both grounds and by people
-who do not see red and green alike.
+colours of axes and text; the colours of data come from `COLOURS`, which can be distinguished on both grounds and with
+red-green colour blindness.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Figure
+else:
+    Figure = Any  # matplotlib takes a while to load
 
 COLOURS = ("#3b82c4", "#e08a2e", "#2f9e6e", "#c2528b", "#8a6fd1", "#b5a642", "#5aa9a6", "#d1605e")
 RED, BLUE, GREEN, ORANGE = "#d1495b", "#3b82c4", "#2f9e6e", "#e08a2e"
@@ -22,7 +24,7 @@ GREY = "#8d96a0"
 _WIDTH = 7.6
 # pyplot's state is global, and labs may draw side by side.
 _ONE_AT_A_TIME = threading.Lock()
-_COMMON: dict[str, Any] = {
+_COMMON: dict[str, object] = {
     "font.size": 9.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -82,4 +84,5 @@ def render(folder: Path, name: str, draw: Callable[[Figure], None], height: floa
 
 def _save(canvas: Any, file: Path) -> None:
     # Without the date, so that the same picture is the same file.
+    file.touch(mode=0o600)
     canvas.print_svg(file, metadata={"Date": None, "Creator": None})

@@ -145,5 +145,5 @@ def require_valid(labs: Sequence[Lab], given: Mapping[str, str], profile: Profil
             raise UsageError(
                 f"there is no parameter {name!r}",
                 why=f"the parameters are {', '.join(known)}" if known else "these labs have none",
-                hint="headrace lab list NAME tells them",
+                hint="headrace lab list NAME shows them",
             )

@@ -43,7 +43,7 @@ class Load:
 
     @property
     def shares(self) -> tuple[float, float]:
-        """What others used of the machine's CPUs, and what nobody used; each from 0 to 1."""
+        """The share of the machine's CPUs that others used, and the idle share; each from 0 to 1."""
         capacity_s = max(time.monotonic() - self._began, 0.01) * (os.cpu_count() or 1)
         busy_s = _busy_s() - self._busy_s
         others_s = busy_s - (self._of_own() - self._own_s)

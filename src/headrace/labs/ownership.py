@@ -9,44 +9,38 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-from headrace import Groups, HeadraceError
-from headrace.labs.figures import COLOURS, GREY
-from headrace.runtime import Rounds
-from headrace.transport.client import HasBootstrap
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from headrace import Cluster, HeadraceError, Kafka
+from headrace.labs.background import Poll
+from headrace.labs.figures import COLOURS, GREY, Figure
 
 #: The partitions of each member, by client id.
 Owners = Mapping[str, tuple[int, ...]]
 
 
-class Ownership(Rounds):
+class Ownership(Poll):
     """Watches a group until the block is left."""
 
-    def __init__(self, where: HasBootstrap, group: str) -> None:
-        super().__init__(f"owners of {group}")
+    def __init__(self, cluster: Cluster, group: str) -> None:
+        super().__init__(f"owners of {group}", every_s=0.15)
         self.seen: list[tuple[float, Owners]] = []
         self.marks: list[tuple[float, str]] = []
-        self._groups = Groups(where)
+        self._kafka = Kafka(cluster)
         self._group = group
 
-    def stop(self, within_s: float | None = None) -> None:
-        super().stop(within_s)
-        self._groups.close()
+    def stop(self) -> None:
+        super().stop()
+        self._kafka.close()
 
-    def look(self) -> float:
+    def poll(self) -> None:
         with suppress(HeadraceError):  # it does not exist yet, or its coordinator is moving
-            members = self._groups.describe(self._group).members or ()
-            owners = {member.client_id: tuple(p for _, p in sorted(member.assignment)) for member in members}
+            members = self._kafka.groups.describe(self._group).members or ()
+            owners = {member.client_id: tuple(p for _, p in sorted(member.partitions)) for member in members}
             self.seen.append((time.monotonic(), owners))
-        return 0.15
 
     @property
     def now(self) -> Owners:
-        """Who owns what, as of the last look."""
+        """Who owns what, as of the last poll."""
         return self.seen[-1][1] if self.seen else {}
 
     def mark(self, words: str) -> None:
@@ -74,7 +68,7 @@ class Ownership(Rounds):
         figure.legend(ncols=len(names), loc="outside lower center")
 
     def _spans(self) -> Iterator[tuple[str, int, float, float]]:
-        """Owner, partition, from when, until when: looks that saw the same are one."""
+        """Owner, partition, from when, until when: polls that saw the same are one."""
         since: dict[tuple[str, int], float] = {}
         for at, owners in self.seen:
             now = {(name, partition) for name, partitions in owners.items() for partition in partitions}

@@ -45,6 +45,12 @@ class Trouble:
     #: The machine was too busy: a quiet one might have come to the end.
     busy: bool = False
 
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """What is known beside the problem, with a label for each."""
+        known = (("why", self.why), ("try", self.hint), ("log", self.log))
+        return [(label, text) for label, text in known if text]
+
 
 @dataclass
 class LabResult:
@@ -57,8 +63,8 @@ class LabResult:
     rows: tuple[str, ...]
     profile: str
     seed: int
-    parameters: dict[str, Any]
-    cluster: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, object]
+    cluster: dict[str, object] = field(default_factory=dict)
     began: str = ""
     seconds: float = 0.0
     entries: list[Entry] = field(default_factory=list)
@@ -67,7 +73,7 @@ class LabResult:
     kept_topics: list[str] = field(default_factory=list)
 
     @property
-    def checks(self) -> list[dict[str, Any]]:
+    def checks(self) -> list[dict[str, object]]:
         return [entry.facts for entry in self.entries if entry.kind == "check"]
 
     @property
@@ -75,7 +81,7 @@ class LabResult:
         return [check for check in self.checks if not check["holds"] and not check.get("excuse")]
 
     @property
-    def excused(self) -> list[dict[str, Any]]:
+    def excused(self) -> list[dict[str, object]]:
         """Measurements of time that do not hold, on a machine that was too busy for them."""
         return [check for check in self.checks if not check["holds"] and check.get("excuse")]
 
@@ -106,7 +112,7 @@ class LabResult:
             return words if self.failed else f"{first['excuse']}; {words}"
         return "" if self.checks else "nothing was checked"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {"verdict": self.verdict, "reason": self.reason or None, **asdict(self)}
 
     @classmethod

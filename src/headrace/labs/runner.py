@@ -14,42 +14,40 @@ import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from headrace import Cluster, HeadraceError, NodeFailed, TimedOut, Unreachable
-from headrace.cluster import LabRuns
-from headrace.home import Home
+from headrace import Cluster, HeadraceError, Home, NodeFailed, NotYet, TimedOut, Unreachable
 from headrace.labs.clusters import Clusters
 from headrace.labs.consoles import SharedConsoles
 from headrace.labs.lab import Lab, Profile, require_valid
 from headrace.labs.load import Load
+from headrace.labs.processes import LabRuns
 from headrace.labs.report import write_reports
 from headrace.labs.result import Entry, LabResult, Trouble, kept_results, now, result_folder, save
 from headrace.labs.sessions import SharedSession
 from headrace.labs.workbench import Stopped, TooBusy, Workbench
 from headrace.progress import SILENT, Progress
-from headrace.runtime import NotYet
 
 # More than these side by side would no longer mostly wait.
 _MOST_WAITING = 4
 _LOG_BYTES = 200_000
-# What a busy machine alone can bring about: something did not come, nobody answered, or a node was given up, in time.
+# What a busy machine alone can cause: a condition, an answer or a node did not come within its timeout.
 _LATE = (NotYet, Unreachable, TimedOut, NodeFailed, TimeoutError, subprocess.TimeoutExpired)
 # How long an interrupted run waits for labs beside it: each stops at its next step, and a step may read for a while.
 _STOP_WITHIN_S = 20.0
 
 
 class Listener(Protocol):
-    """Who is told while labs run. Called from several threads; returns at once."""
+    """Receives what happens while labs run. Called from several threads; returns at once."""
 
     def began(self, lab: Lab) -> None: ...
 
-    def told(self, lab: Lab, entry: Entry) -> None: ...
+    def entry(self, lab: Lab, entry: Entry) -> None: ...
 
     def ended(self, lab: Lab, result: LabResult) -> None: ...
 
@@ -65,7 +63,7 @@ class RunOptions:
     fresh: bool = False
     progress: Progress = SILENT
     #: A session of the caller's; without one, labs that need Spark start one for all of them.
-    spark: Any = None
+    spark: object = None
 
 
 def run_labs(home: Home, labs: Sequence[Lab], options: RunOptions, listener: Listener) -> list[LabResult]:
@@ -216,12 +214,12 @@ class _Run:
             seed=self.options.seed,
             # On a cluster of ours every topic is ours; on another one those that an earlier run has kept.
             may_replace=lambda topic: own or topic in earlier,
-            listen=lambda entry: self.listener.told(lab, entry),
+            listen=lambda entry: self.listener.entry(lab, entry),
             stopping=self.stopping,
             spark=self.session.get,
             consoles=self.consoles.get,
         )
-        marks = _log_ends(cluster)
+        sizes = cluster.log_sizes()
         try:
             lab.run(bench)
         except _LATE as error:
@@ -239,7 +237,8 @@ class _Run:
             )
         result.entries = bench.entries
         if result.verdict != "green":
-            result.logs = _keep_logs(marks, result_folder(self.home, lab.name) / "logs")
+            logs = cluster.logged_since(sizes, _LOG_BYTES)
+            result.logs = _keep_logs(logs, result_folder(self.home, lab.name) / "logs")
         result.kept_topics = bench.topics if self.options.keep else []
         self._tidy(bench, lab, cluster, result)
 
@@ -269,7 +268,7 @@ def _trouble(error: HeadraceError) -> Trouble:
     return Trouble(error.problem, error.why, error.hint, log, busy=isinstance(error, TooBusy))
 
 
-def _facts(cluster: Cluster, *, own: bool) -> dict[str, Any]:
+def _facts(cluster: Cluster, *, own: bool) -> dict[str, object]:
     spec = cluster.spec
     return {
         "bootstrap": spec.bootstrap,
@@ -280,26 +279,9 @@ def _facts(cluster: Cluster, *, own: bool) -> dict[str, Any]:
     }
 
 
-def _log_ends(cluster: Cluster) -> dict[str, tuple[Path, int]]:
-    """Where each node's log ends now."""
-    ends: dict[str, tuple[Path, int]] = {}
-    for node in cluster.nodes:
-        path = cluster.log(node)
-        ends[node] = (path, path.stat().st_size if path.exists() else 0)
-    return ends
-
-
-def _keep_logs(marks: dict[str, tuple[Path, int]], folder: Path) -> dict[str, str]:
-    """What every node has logged since is in the folder, the last of it where it is much."""
+def _keep_logs(logs: Mapping[str, bytes], folder: Path) -> dict[str, str]:
+    """What every node has logged is in the folder; the names of the files."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    files: dict[str, str] = {}
-    for node, (path, begin) in marks.items():
-        if not path.exists():
-            continue
-        with path.open("rb") as log:
-            size = path.stat().st_size
-            # A rotated log is shorter than it was; then all of it is new.
-            log.seek(max(begin if begin <= size else 0, size - _LOG_BYTES))
-            (folder / f"{node}.log").write_bytes(log.read())
-        files[node] = f"logs/{node}.log"
-    return files
+    for node, text in logs.items():
+        (folder / f"{node}.log").write_bytes(text)
+    return {node: f"logs/{node}.log" for node in logs}

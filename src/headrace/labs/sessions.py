@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import ExitStack
 from typing import Any
 
-from headrace.home import Home
+from headrace import Home, spark_session
 from headrace.progress import SILENT, Progress
 
 
@@ -22,30 +23,27 @@ def _not_of_py4j(record: logging.LogRecord) -> bool:
 class SharedSession:
     """Safe to be asked by several labs at once."""
 
-    def __init__(self, home: Home, given: Any = None, progress: Progress = SILENT) -> None:
+    def __init__(self, home: Home, given: object = None, progress: Progress = SILENT) -> None:
         self._home = home
         self._given = given
         self._progress = progress
-        self._started: Any = None
+        self._started: object = None
+        self._held = ExitStack()
         self._lock = threading.Lock()
 
     def get(self) -> Any:
         """The session; the first call takes some seconds."""
-        from headrace.pipeline.pipeline import start_session
-
         if self._given is not None:
             return self._given
         with self._lock:
             if self._started is None:
                 logging.getLogger().addFilter(_not_of_py4j)
-                self._started = start_session(self._home, progress=self._progress, folder="labs/spark")
+                session = spark_session(self._home, progress=self._progress, folder="labs/spark")
+                self._started = self._held.enter_context(session)
             return self._started
 
     def stop(self) -> None:
         """No JVM that was started here is left."""
         with self._lock:
-            if self._started is not None:
-                from headrace.pipeline.session import stop_spark
-
-                self._started = None
-                stop_spark()
+            self._started = None
+            self._held.close()

@@ -1,7 +1,7 @@
 """`Workbench`: what an experiment works with. It does, it shows, it checks, and it tidies up.
 
-Everything that is said here becomes an `Entry` of the result, in order, and is told at once to whoever listens. Topics
-and groups that an experiment asks for are removed at its end, newest first, whatever happened in between.
+Everything that is shown here becomes an `Entry` of the result, in order, and goes to the listener at once. Topics and
+groups that an experiment asks for are removed at its end, newest first, whatever happened in between.
 
 Invariants: `check` compares with what was seen on the live cluster; it is the only way to a green lab. What stands in a
 box below a command is what `types` saw that command print. A file that a command names was made by a command before it.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -26,24 +27,37 @@ from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from headrace import Admin, Connection, Failed, Groups, HeadraceError, NewTopic, Unreachable, UsageError
-from headrace.home import FOLDER
+from headrace import (
+    Cluster,
+    Connection,
+    Failed,
+    HeadraceError,
+    Kafka,
+    NewTopic,
+    NotYet,
+    Partition,
+    Unreachable,
+    UsageError,
+    consume,
+    eventually,
+)
 from headrace.labs.expect import holds, shown
+from headrace.labs.figures import render
 from headrace.labs.load import Load
+from headrace.labs.processes import end, start
 from headrace.labs.result import Entry
-from headrace.runtime import MARKER, NotYet, eventually
-from headrace.transport.topics import Partition
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from headrace.cluster import Cluster
     from headrace.labs.consoles import ConsoleApi
 
+T = TypeVar("T")
+
 _CELL = 100
+# Where a person who has typed `headrace up` finds the cluster's files.
+_HOME = ".headrace"
 _COLUMNS = 110
 _CONSOLE_WITHIN_S = 60.0
 #: What decides on the time until a dead broker, or a dead controller, is replaced.
@@ -51,7 +65,7 @@ FAIL_OVER = (
     "broker.heartbeat.interval.ms", "broker.session.timeout.ms",
     "controller.quorum.fetch.timeout.ms", "controller.quorum.election.timeout.ms",
 )  # fmt: skip
-# How a command ends that gave up, or found nobody: what a slow machine can bring about. Wrong usage it cannot.
+# Exit codes of a command that timed out or reached no broker: a slow machine can cause these.
 _GAVE_UP = (1, 4)
 # A killed member of a group is missed after its session timeout, 45 s by default.
 _MEMBERS_GONE_S = 60.0
@@ -88,7 +102,7 @@ class Workbench:
         may_replace: Callable[[str], bool] = lambda _: False,
         listen: Callable[[Entry], None] = lambda _: None,
         stopping: threading.Event | None = None,
-        spark: Callable[[], Any] | None = None,
+        spark: Callable[[], object] | None = None,
         consoles: Callable[[str], ConsoleApi] | None = None,
     ) -> None:
         self.name = name
@@ -108,7 +122,7 @@ class Workbench:
         self._children: list[tuple[subprocess.Popen[bytes], Path]] = []
         self._tidy = ExitStack()
 
-    # -- telling ------------------------------------------------------------------------------------------------
+    # -- reporting ----------------------------------------------------------------------------------------------
 
     def step(self, title: str, why: str = "") -> None:
         """A new step begins: what is done, and why."""
@@ -120,18 +134,21 @@ class Workbench:
         """A sentence for the report."""
         self._add("say", text=" ".join(text.split()))
 
-    def shows(self, *lines: str) -> None:
-        """The command lines that a person would type for what is done next, or in another terminal meanwhile."""
+    def shows(self, *lines: str, code: int = 0) -> None:
+        """The command lines that a person would type for what is done next, or in another terminal meanwhile.
+
+        They end with that exit code.
+        """
         self.stop_if_asked()
         for line in lines:
-            self._add("command", line=line)
+            self._add("command", line=line, **({"code": code} if code else {}))
 
     def types(self, line: str, *, most: int = 12, code: int = 0, within_s: float = 120.0) -> Typed:
         """The command line is typed in the folder of this run, and what it prints stands below it.
 
         Another exit code than `code` ends the lab.
         """
-        self.shows(line)
+        self.shows(line, code=code)
         done = self._typed(line, within_s)
         lines = [*done.out.splitlines(), *done.err.splitlines()]
         more = [f"… {len(lines) - most:,} more lines"] if len(lines) > most + 1 else []
@@ -181,10 +198,22 @@ class Workbench:
         self.types(f"seq 0 {count - 1}{as_json} > {file}")
         return self.files / file
 
+    def produce(self, topic: str, file: str = "", options: str = "", *, pipe: str = "") -> int:
+        """A file, or what a command prints, was sent by the command that is shown; how many were acknowledged."""
+        line = " ".join(word for word in (pipe and f"{pipe} |", "headrace produce", topic, file, options) if word)
+        output = self.types(line)
+        said = re.search(r"([\d,]+) records? acknowledged", output.err)
+        return int(said[1].replace(",", "")) if said else 0
+
+    def count(self, topic: str, group: str | None = None) -> int:
+        """How many records the command that is shown reads: all of them, or what the group has not read yet."""
+        self.shows(f"headrace consume {topic}" + (f" --group {group}" if group else ""))
+        return sum(1 for _ in consume(self.cluster, topic, group=group))
+
     def check(
         self, what: str, expected: object, seen: object, *, look: str = "", needed: bool = False, timing: bool = False
     ) -> bool:
-        """Whether what is seen is what was expected. `look` tells where to look if not; `needed` then ends the lab.
+        """Whether what is seen is what was expected. `look` says where to look if not; `needed` then ends the lab.
 
         With `timing` it depends on how fast this machine is: a busy one makes it inconclusive, not red.
         """
@@ -203,7 +232,7 @@ class Workbench:
         return self._load.excuse if self._load else ""
 
     def measure(self, what: str, value: float, unit: str, note: str = "") -> None:
-        """A figure that the report tells, without a judgement."""
+        """A number for the report, without a check."""
         self._add("measure", what=what, value=value, unit=unit, note=note)
 
     def table(self, title: str, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -211,13 +240,12 @@ class Workbench:
         body = [[shown(cell) if cell is not None else "" for cell in row] for row in rows]
         self._add("table", title=title, headings=list(headings), rows=body)
 
-    def figure(self, name: str, caption: str, draw: Callable[[Figure], None], *, height: float = 3.6) -> None:
-        """A picture, drawn once for light and once for dark. `draw` gets an empty figure and fills it."""
-        from headrace.labs.figures import render
+    def figure(self, name: str, caption: str, draw: Callable[..., None], *drawn: object, height: float = 3.6) -> None:
+        """A picture, drawn once for light and once for dark. `draw` gets an empty figure and what is drawn."""
+        rendered = render(self._folder, name, lambda figure: draw(figure, *drawn), height)
+        self._add("figure", caption=caption, **rendered)
 
-        self._add("figure", caption=caption, **render(self._folder, name, draw, height))
-
-    def _add(self, kind: Any, **facts: Any) -> None:
+    def _add(self, kind: Any, **facts: object) -> None:
         entry = Entry(kind, facts)
         self.entries.append(entry)
         self._listen(entry)
@@ -225,10 +253,10 @@ class Workbench:
     # -- doing --------------------------------------------------------------------------------------------------
 
     @cached_property
-    def admin(self) -> Admin:
-        admin = Admin(self.cluster)
-        self._tidy.callback(admin.close)
-        return admin
+    def kafka(self) -> Kafka:
+        kafka = Kafka(self.cluster)
+        self._tidy.callback(kafka.close)
+        return kafka
 
     @cached_property
     def connection(self) -> Connection:
@@ -253,38 +281,38 @@ class Workbench:
         self.step(f"What the console shows of {topic}", note)
         self.shows("headrace console")
         self.say(f"The page /topics/{topic}, and what its API says:")
-        (size,) = self.admin.topic_sizes([topic])
+        (size,) = self.kafka.topic_sizes([topic])
         wanted = {"records": records, "bytes stored": size.size_bytes}
         wanted |= {f"lag of {group}": lag for group, lag in (lags or {}).items()}
-        seen: dict[str, Any] = {}
+        seen: dict[str, object] = {}
 
         def agrees() -> bool:
             seen.update(self._shown(topic, lags or {}))
             return seen == wanted
 
-        # It looks every other second, at bytes less often.
+        # It polls every two seconds, and bytes less often.
         with contextlib.suppress(NotYet):
             eventually(agrees, _CONSOLE_WITHIN_S, every_s=0.2)
         for name, value in wanted.items():
             look = f"{self.console.address}/topics/{topic}"
             self.check(f"the console: {name}", value, seen.get(name), look=look, timing=True)
 
-    def _shown(self, topic: str, groups: Iterable[str]) -> dict[str, Any]:
-        status, told = self.console("GET", f"/api/topics/{quote(topic)}")
-        now, described = (told.get(part) or {} if status == 200 else {} for part in ("now", "described"))
+    def _shown(self, topic: str, groups: Iterable[str]) -> dict[str, object]:
+        status, answer = self.console("GET", f"/api/topics/{quote(topic)}")
+        now, described = (answer.get(part) or {} if status == 200 else {} for part in ("now", "described"))
         # Offsets count the markers of transactions too; the records of a large topic are not counted one by one.
         counted = described.get("records")
         records = now.get("offsets") if counted is None else counted
         shown = {"records": records, "bytes stored": now.get("size_bytes")}
         for group in groups:
-            status, told = self.console("GET", f"/api/groups/{quote(group)}")
-            shown[f"lag of {group}"] = told.get("lag") if status == 200 else None
+            status, answer = self.console("GET", f"/api/groups/{quote(group)}")
+            shown[f"lag of {group}"] = answer.get("lag") if status == 200 else None
         return shown
 
     def timers(self, *names: str) -> str:
-        """What decides how long a fail-over takes, the settings as a broker tells them: the note of a measurement."""
-        told = self.admin.broker_configs(min(self.admin.live_brokers()))
-        held = ", ".join(f"{name}={told[name].value}" for name in names or FAIL_OVER if name in told)
+        """What decides how long a fail-over takes, with the settings of a broker: the note of a measurement."""
+        answer = self.kafka.broker_configs(min(self.kafka.live_brokers()))
+        held = ", ".join(f"{name}={answer[name].value}" for name in names or FAIL_OVER if name in answer)
         return f"{self.cluster.reports}; with {held}"
 
     @cached_property
@@ -293,9 +321,13 @@ class Workbench:
         made = self._folder / "files"
         made.mkdir(mode=0o700, parents=True)
         # As in the folder in which a person has typed `headrace up`.
-        (made / FOLDER).symlink_to(self.cluster.home.root)
+        (made / _HOME).symlink_to(self.cluster.home.root)
         self._tidy.callback(shutil.rmtree, made, ignore_errors=True)
         return made
+
+    def shown_path(self, file: Path) -> str:
+        """Where a person finds a file of the cluster, from the folder in which the commands are typed."""
+        return f"{_HOME}/{file.relative_to(self.cluster.home.root)}"
 
     def topic(
         self,
@@ -323,7 +355,7 @@ class Workbench:
         settings = "".join(f" --set {key}={value}" for key, value in wanted.configs.items())
         self.shows(f"headrace topic create {name} {shape}{settings}")
         self.claim_topic(name)
-        self.admin.create_topics([wanted])
+        self.kafka.create_topics([wanted])
         return name
 
     def claim_topic(self, name: str) -> str:
@@ -331,63 +363,60 @@ class Workbench:
         if name in self._users_topics():
             raise UsageError(f"the topic {name!r} exists already", why="no lab of this cluster has made it",
                              hint=f"headrace lab run {self.name} --fresh takes a cluster of its own")  # fmt: skip
-        if name in {found.name for found in self.admin.topics()}:
-            self.admin.delete_topics([name])
+        if name in {found.name for found in self.kafka.topics()}:
+            self.kafka.delete_topics([name])
         self.topics.append(name)
         self._tidy.callback(self._drop_topic, name)
         return name
 
     def _users_topics(self) -> set[str]:
-        return {found.name for found in self.admin.topics() if not self._may_replace(found.name)}
+        return {found.name for found in self.kafka.topics() if not self._may_replace(found.name)}
 
     def _drop_topic(self, name: str) -> None:
         with contextlib.suppress(HeadraceError):
-            self.admin.delete_topics([name])
+            self.kafka.delete_topics([name])
 
     @cached_property
-    def _hasty_admin(self) -> Admin:
-        admin = Admin(self.cluster, timeout_s=1)
-        self._tidy.callback(admin.close)
-        return admin
+    def _hasty_kafka(self) -> Kafka:
+        kafka = Kafka(self.cluster, timeout_s=1)
+        self._tidy.callback(kafka.close)
+        return kafka
 
     def partition(self, topic: str, number: int = 0) -> Partition:
-        """A partition as of now, while brokers may be frozen: whoever does not answer at once is not waited for."""
+        """A partition as of now, while brokers may be frozen: one that does not answer at once is not waited for."""
         for _ in range(20):
             self.stop_if_asked()
             try:
-                return self._hasty_admin.topic(topic).partitions[number]
+                return self._hasty_kafka.topic(topic).partitions[number]
             except Unreachable:
                 # A client stays with the broker that it has reached, also when that one is frozen: another client may
                 # reach another broker.
-                del self._hasty_admin
-        return self.admin.topic(topic).partitions[number]
+                del self._hasty_kafka
+        return self.kafka.topic(topic).partitions[number]
 
     def group(self, name: str) -> str:
         """A group that has neither members nor offsets, of that name if it can be had; at the end it is gone."""
-        if name.startswith("lab-"):  # nobody else has such groups; another one is the user's, with offsets
+        if name.startswith("lab-"):  # only labs have such groups; another one is the user's, with offsets
             self._drop_group(name)
-        with Groups(self.cluster) as groups:
-            # One that still has members, of a run that was killed, is left alone.
-            free = unused(name, {group.group for group in groups.list()})
+        # One that still has members, of a run that was killed, is left alone.
+        free = unused(name, {group.group for group in self.kafka.groups.list()})
         self._tidy.callback(self._drop_group, free, _MEMBERS_GONE_S)
         return free
 
     def _drop_group(self, name: str, within_s: float = 0.0) -> None:
         """The group is gone, if its members are within that time: a killed one stays until its session expires."""
-        with contextlib.suppress(HeadraceError, NotYet), Groups(self.cluster) as groups:
 
-            def gone() -> bool:
-                with contextlib.suppress(HeadraceError):
-                    groups.delete([name])
-                return name not in {group.group for group in groups.list()}
+        def gone() -> bool:
+            with contextlib.suppress(HeadraceError):
+                self.kafka.groups.delete([name])
+            return name not in {group.group for group in self.kafka.groups.list()}
 
+        with contextlib.suppress(HeadraceError, NotYet):
             eventually(gone, within_s, every_s=0.5)
 
     @contextmanager
     def cluster_beside(self, name: str, kafka: Mapping[str, str], *, brokers: int = 1) -> Iterator[Cluster]:
         """A small cluster with settings of its own, for as long as the block runs."""
-        from headrace.cluster import Cluster
-
         # Beside the labs' other clusters, where it is found if this run is killed.
         home = self._folder.parent / f"cluster-{name}"
         cluster = Cluster(home, brokers=brokers, kafka=dict(kafka))
@@ -404,18 +433,28 @@ class Workbench:
             cluster.down(wipe=True)
             shutil.rmtree(home, ignore_errors=True)
 
+    @contextmanager
+    def frozen(self, *nodes: int) -> Iterator[None]:
+        """The nodes are paused as long as the block runs; behind it they run again, whatever happened."""
+        self.shows(*(f"headrace pause {node}" for node in nodes))
+        try:
+            for node in nodes:
+                self.cluster.pause(node)
+            yield
+        finally:
+            for node in nodes:
+                self.cluster.resume(node)
+        self.shows(*(f"headrace resume {node}" for node in nodes))
+
     def process(self, *words: object, output: Path | None = None) -> subprocess.Popen[bytes]:
         """`headrace WORDS` runs as a process of its own, to be ended or killed; at the end it is gone."""
-        # Python passes over an -X that it does not know: by its marker the process is found if this one is killed.
-        marker = f"{MARKER}{self.files}"
-        argv = [sys.executable, "-X", marker, "-m", "headrace", *map(str, words), "--bootstrap", self.cluster.bootstrap]
         said = self.files / f"said-{len(self._children)}.txt"
         with (output or Path(os.devnull)).open("wb") as out, said.open("wb") as err:
-            child = subprocess.Popen(argv, stdout=out, stderr=err, start_new_session=True)
+            child = start(self.files, *words, "--bootstrap", self.cluster.bootstrap, stdout=out, stderr=err)
         self._children.append((child, said))
         return child
 
-    def finally_(self, call: Callable[..., object], *words: Any) -> None:
+    def finally_(self, call: Callable[..., object], *words: object) -> None:
         """The call is made at the end, whatever happens."""
         self._tidy.callback(call, *words)
 
@@ -434,10 +473,10 @@ class Workbench:
         if self._stopping.wait(seconds):
             raise Stopped
 
-    def until(self, condition: Callable[[], Any], within_s: float, what: str, *, every_s: float = 0.05) -> Any:
+    def until(self, condition: Callable[[], T | None], within_s: float, what: str, *, every_s: float = 0.05) -> T:
         """The first true answer and when it came; that it never came ends the lab."""
 
-        def asked() -> Any:
+        def asked() -> T | None:
             self.stop_if_asked()
             try:
                 return condition()
@@ -464,7 +503,7 @@ class Workbench:
             for child, said in failed
         )
 
-    def seconds_until(self, condition: Callable[[], Any], within_s: float, what: str) -> float:
+    def seconds_until(self, condition: Callable[[], object], within_s: float, what: str) -> float:
         """How long it took until the condition came true."""
         began = time.monotonic()
         self.until(condition, within_s, what, every_s=0.02)
@@ -474,14 +513,6 @@ class Workbench:
         """Raises if the run was interrupted: a loop that takes long asks each time."""
         if self._stopping.is_set():
             raise Stopped
-
-
-def end(child: subprocess.Popen[Any], how: signal.Signals = signal.SIGTERM) -> None:
-    """The process has ended."""
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, how)
-    child.wait(30)
 
 
 def unused(name: str, taken: Container[str]) -> str:

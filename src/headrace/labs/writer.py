@@ -1,21 +1,21 @@
 """`Writer`: numbered records at a steady rate, and when each was acknowledged or refused.
 
 It runs in a thread of its own while the experiment does something to the cluster. Because every record carries its
-number, whoever reads the topic afterwards can tell what is missing and what is there twice.
+number, a reader of the topic can find out what is missing and what is there twice.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any
 
 from headrace import Connection, Record, consume
+from headrace.labs.background import Background
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Acknowledged:
     offset: int
 
 
-class Writer:
-    """Writes until it is stopped. Times are of `time.monotonic()`."""
+class Writer(Background):
+    """Writes until it is stopped; then it is known what became of every record. Times are of `time.monotonic()`."""
 
     def __init__(
         self,
@@ -36,8 +36,9 @@ class Writer:
         topic: str,
         *,
         rate: float = 200,
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
+        super().__init__(f"writer of {topic}")
         self.topic = topic
         self.sent = 0
         self.sent_at: list[float] = []
@@ -47,22 +48,8 @@ class Writer:
         self.trouble: str | None = None
         self._rate = rate
         self._producer = connection.producer({"message.timeout.ms": 30_000, **(settings or {})})
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"writer of {topic}", daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """No further record is sent, and of every one it is known what became of it."""
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
+    def _work(self) -> None:
         try:
             self._write()
             while self._producer.flush(1):
@@ -74,7 +61,7 @@ class Writer:
 
     def _write(self) -> None:
         began = time.monotonic()
-        while not self._stop.is_set():
+        while not self._stopping.is_set():
             self._send(self.sent)
             due = began + self.sent / self._rate
             self._producer.poll(max(0.0, due - time.monotonic()))
@@ -88,7 +75,7 @@ class Writer:
                 self._producer.poll(0.1)
 
     def _send(self, number: int) -> None:
-        def told(error: Any, message: Any) -> None:
+        def report(error: Any, message: Any) -> None:
             if error is None:
                 place = Acknowledged(time.monotonic(), message.partition(), message.offset())
                 self.acknowledged[number] = place
@@ -98,10 +85,10 @@ class Writer:
         while True:
             try:
                 # Keyed by its number: spread over all partitions, and the same number always in the same one.
-                self._producer.produce(self.topic, str(number), str(number), on_delivery=told)
+                self._producer.produce(self.topic, str(number), str(number), on_delivery=report)
             except BufferError:
                 self._producer.poll(0.05)
-                if self._stop.is_set():
+                if self._stopping.is_set():
                     return
             else:
                 break

@@ -1,18 +1,18 @@
-"""WATCH: what a Kafka and all that stands beside it is like, now and over time.
+"""WATCH: the state of a Kafka and of the services beside it, now and over time.
 
     Sampler ──▶ Snapshot ──▶ History (series, ownership) and events (what changed)
        ▲                          │
     Survey, registry,          metrics (Prometheus)
     Connect, nodes, pipelines
 
-One sampler makes one immutable Snapshot every other second; whoever shows something shows the Snapshot and asks nobody.
+One sampler makes one immutable Snapshot every two seconds; pages, API and metrics show it and ask no broker.
 This room changes nothing in a cluster, and nothing in it waits for a broker that does not answer.
 """
 
 from headrace.monitor.events import Event
 from headrace.monitor.history import History, Ownership, Point, points_as_json
-from headrace.monitor.look import Target
 from headrace.monitor.metrics import PROMETHEUS_TYPE, prometheus_text
+from headrace.monitor.poller import Target
 from headrace.monitor.sampler import Sampler
 from headrace.monitor.snapshot import (
     BrokerView,
@@ -20,9 +20,6 @@ from headrace.monitor.snapshot import (
     GroupView,
     LedgerView,
     NodeView,
-    OffsetView,
-    PartitionView,
-    PipelineOffsetView,
     PipelineView,
     Snapshot,
     SubjectView,
@@ -38,10 +35,7 @@ __all__ = [
     "History",
     "LedgerView",
     "NodeView",
-    "OffsetView",
     "Ownership",
-    "PartitionView",
-    "PipelineOffsetView",
     "PipelineView",
     "Point",
     "Sampler",

@@ -1,8 +1,8 @@
 """What changed between two snapshots, in words: leaders, ISR, controller, brokers, membership, ownership, states.
 
-Pure functions: two snapshots in, events out. Where one cause touches many topics (a broker dies), one event tells it
+Pure functions: two snapshots in, events out. Where one cause touches many topics (a broker dies), one event reports it
 for the cluster and the events of the single topics are marked `minor`: they belong to the page of their topic.
-A snapshot that reached nobody tells nothing about topics and groups, so nothing is concluded from it.
+A snapshot that reached no broker knows nothing about topics and groups, so nothing is concluded from it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from headrace.monitor.snapshot import BrokerView, GroupView, PartitionView, Snapshot, TopicView, View
+from headrace.kafka import Partition
+from headrace.monitor.snapshot import BrokerView, GroupView, Snapshot, TopicView, View
 
 Kind = Literal[
     "broker", "controller", "leader", "isr", "topic", "group", "member", "ownership", "connector", "schema", "pipeline",
@@ -19,7 +20,7 @@ Kind = Literal[
 ]  # fmt: skip
 Level = Literal["info", "warning", "error", "good"]
 
-# More topics than this at once have one cause, and are told once.
+# More topics than this at once have one cause, and are reported once.
 _TOLD_ONE_BY_ONE = 8
 _NAMED = 12
 
@@ -46,7 +47,7 @@ def changes(before: Snapshot | None, after: Snapshot) -> list[Event]:
     found += [*_brokers(before, after), *_controller(before, after)]
     if before.topics or before.reachable:
         found += [*_topics(before, after)]
-    found += [*_groups(before, after), *_neighbours(before, after), *_pipelines(before, after)]
+    found += [*_groups(before, after), *_services(before, after), *_pipelines(before, after)]
     return found
 
 
@@ -105,8 +106,8 @@ def _topics(before: Snapshot, after: Snapshot) -> Iterator[Event]:
     for name in sorted(before.topics.keys() - after.topics.keys()):
         if not before.topics[name].internal:
             yield Event(at=after.at, kind="topic", level="info", text=f"{name} was deleted", topic=name)
-    leaders: list[tuple[TopicView, list[tuple[PartitionView, PartitionView]]]] = []
-    isrs: list[tuple[TopicView, list[tuple[PartitionView, PartitionView]]]] = []
+    leaders: list[tuple[TopicView, list[tuple[Partition, Partition]]]] = []
+    isrs: list[tuple[TopicView, list[tuple[Partition, Partition]]]] = []
     for name, new in after.topics.items():
         old = before.topics.get(name)
         if old is None or old is new:
@@ -125,34 +126,30 @@ def _topics(before: Snapshot, after: Snapshot) -> Iterator[Event]:
     yield from _isr_events(after.at, isrs)
 
 
-def _leader_events(
-    at: float, moved: list[tuple[TopicView, list[tuple[PartitionView, PartitionView]]]]
-) -> Iterator[Event]:
+def _leader_events(at: float, moved: list[tuple[TopicView, list[tuple[Partition, Partition]]]]) -> Iterator[Event]:
     many = len(moved) > _TOLD_ONE_BY_ONE
     if many:
         routes = Counter((a.leader, b.leader) for _, pairs in moved for a, b in pairs)
         lost = sum(count for (_, new), count in routes.items() if new < 0)
-        told = ", ".join(f"{count} from {_who(a)} to {_who(b)}" for (a, b), count in routes.most_common(4))
-        text = f"leaders of {sum(routes.values())} partitions in {len(moved)} topics moved: {told}"
+        changes = ", ".join(f"{count} from {_who(a)} to {_who(b)}" for (a, b), count in routes.most_common(4))
+        text = f"leaders of {sum(routes.values())} partitions in {len(moved)} topics moved: {changes}"
         yield Event(at=at, kind="leader", level="error" if lost else "warning", text=text)
     for topic, pairs in moved:
-        told = ", ".join(f"{b.partition}: {_who(a.leader)} → {_who(b.leader)}" for a, b in pairs[:_NAMED])
+        changes = ", ".join(f"{b.partition}: {_who(a.leader)} → {_who(b.leader)}" for a, b in pairs[:_NAMED])
         level: Level = "error" if any(b.leader < 0 for _, b in pairs) else "warning"
-        text = f"{topic.name}: leader of {told}{_rest(len(pairs))}"
+        text = f"{topic.name}: leader of {changes}{_rest(len(pairs))}"
         yield Event(at=at, kind="leader", level=level, text=text, topic=topic.name, minor=many or topic.internal)
 
 
-def _isr_events(
-    at: float, changed: list[tuple[TopicView, list[tuple[PartitionView, PartitionView]]]]
-) -> Iterator[Event]:
+def _isr_events(at: float, changed: list[tuple[TopicView, list[tuple[Partition, Partition]]]]) -> Iterator[Event]:
     many = len(changed) > _TOLD_ONE_BY_ONE
     if many:
         pairs = [pair for _, of_topic in changed for pair in of_topic]
         left = Counter(broker for a, b in pairs for broker in set(a.isr) - set(b.isr))
         joined = Counter(broker for a, b in pairs for broker in set(b.isr) - set(a.isr))
-        told = [f"broker {broker} left {count}" for broker, count in sorted(left.items())]
-        told += [f"broker {broker} is back in {count}" for broker, count in sorted(joined.items())]
-        text = f"ISR of {len(pairs)} partitions in {len(changed)} topics: {', '.join(told)}"
+        changes = [f"broker {broker} left {count}" for broker, count in sorted(left.items())]
+        changes += [f"broker {broker} is back in {count}" for broker, count in sorted(joined.items())]
+        text = f"ISR of {len(pairs)} partitions in {len(changed)} topics: {', '.join(changes)}"
         yield Event(at=at, kind="isr", level="warning" if left else "good", text=text)
     for topic, pairs in changed:
         told_one = ", ".join(f"{b.partition}: {_ids(a.isr)} → {_ids(b.isr)}" for a, b in pairs[:_NAMED])
@@ -213,13 +210,13 @@ def _group(at: float, old: GroupView, new: GroupView) -> Iterator[Event]:
     owned, owns = owners(old), owners(new)
     moved = sorted(place for place in owned.keys() | owns.keys() if owned.get(place) != owns.get(place))
     if moved:
-        told = ", ".join(_handed_over(place, owned.get(place), owns.get(place)) for place in moved[:_NAMED])
-        text = f"group {name}: {told}{_rest(len(moved))}"
+        changes = ", ".join(_handed_over(place, owned.get(place), owns.get(place)) for place in moved[:_NAMED])
+        text = f"group {name}: {changes}{_rest(len(moved))}"
         yield Event(at=at, kind="ownership", level="info", text=text, group=name)
 
 
 def _handed_over(place: tuple[str, int], old: tuple[str, str] | None, new: tuple[str, str] | None) -> str:
-    """Members of one client's name are told apart by the end of their ids."""
+    """Members of one client's name are distinguished by the end of their ids."""
     alike = old is not None and new is not None and old[1] == new[1]
     names = [f"{m[1]} …{m[0][-4:]}" if m and alike else m[1] if m else "no member" for m in (old, new)]
     return f"{place[0]}/{place[1]}: {names[0]} → {names[1]}"
@@ -228,7 +225,7 @@ def _handed_over(place: tuple[str, int], old: tuple[str, str] | None, new: tuple
 # -- what stands beside -----------------------------------------------------------------------------------------
 
 
-def _neighbours(before: Snapshot, after: Snapshot) -> Iterator[Event]:
+def _services(before: Snapshot, after: Snapshot) -> Iterator[Event]:
     if before.subjects is not None and after.subjects is not None:
         was = {s.subject: s.versions for s in before.subjects}
         for subject in after.subjects:
@@ -245,8 +242,8 @@ def _neighbours(before: Snapshot, after: Snapshot) -> Iterator[Event]:
             state, earlier = connector.shown_state, states.get(connector.name)
             if earlier != state:
                 level: Level = "error" if state == "FAILED" else "info"
-                told = f", was {earlier}" if earlier else ""
-                text = f"connector {connector.name} is {state}{told}"
+                changes = f", was {earlier}" if earlier else ""
+                text = f"connector {connector.name} is {state}{changes}"
                 yield Event(at=after.at, kind="connector", level=level, text=text)
 
 

@@ -4,7 +4,7 @@
     history.series("topic", "orders", "in", since=at - 900)
 
 Bounded in every direction: the older, the coarser (see `_TIERS`), and beyond `most_bytes` the oldest goes. A number is
-written when it changes, so what stands still costs nothing; the time in which nobody was watching is a gap, not a line.
+written when it changes, so what stands still costs nothing; the time without samples is a gap, not a line.
 One thread writes; any thread may read, by a connection of its own kind, so that neither waits for the other. An event
 loop may not read: a look at a long past would stop everything else on it. A file that is damaged is put aside and a new
 one begun.
@@ -20,14 +20,14 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import groupby, pairwise, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.home import open_private
 from headrace.monitor.events import Event, Owners
 
 #: What is measured: of what, its name, and which number.
 SeriesKey = tuple[str, str, str]
-#: Milliseconds since 1970 and the value, None where nobody was watching.
+#: Milliseconds since 1970 and the value, None where there was no sample.
 Point = tuple[int, float | None]
 
 # Older than so many seconds: one point in so many.
@@ -429,7 +429,7 @@ def _thinned(points: list[Point], most: int, metric: str) -> list[Point]:
     return out
 
 
-def points_as_json(points: Iterable[Point]) -> list[dict[str, Any]]:
+def points_as_json(points: Iterable[Point]) -> list[dict[str, object]]:
     """The points as the API gives them: time stamps like those of `headrace topic size --json`."""
     return [
         {"timestamp": datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds"), "value": value}

@@ -5,7 +5,8 @@ Names follow Prometheus' habits: base units, `_total` for what only grows. What 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from headrace.monitor.snapshot import Snapshot
 
@@ -13,167 +14,105 @@ PROMETHEUS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Labels = Mapping[str, object]
 Sample = tuple[Labels, float | int | None]
+#: The name of a metric, its meaning, and its value for one of the things that have it.
+Metric = tuple[str, str, Callable[[Any], float | int | None]]
+
+_CLUSTER: Sequence[Metric] = (
+    ("up", "1 if a broker answers.", lambda s: int(s.reachable)),
+    ("sample_seconds", "Duration of the last poll of the cluster.", lambda s: s.took_s),
+)
+_REACHABLE: Sequence[Metric] = (
+    ("partitions_under_replicated", "Partitions with fewer in-sync replicas than replicas.",
+     lambda s: s.totals.under_replicated),
+    ("partitions_offline", "Partitions without a leader.", lambda s: s.totals.offline),
+    ("controller_epoch", "Epoch of the metadata quorum.", lambda s: s.quorum.leader_epoch if s.quorum else None),
+)  # fmt: skip
+_BROKERS: Sequence[Metric] = (
+    ("broker_up", "1 if the broker answers.", lambda b: int(b.state == "up")),
+    ("broker_controller", "1 for the active controller.", lambda b: int(b.controller)),
+    ("broker_leaders", "Partitions that the broker leads.", lambda b: b.leaders),
+    ("broker_replicas", "Replicas on the broker.", lambda b: b.replicas),
+    ("broker_bytes", "Bytes of all replicas on the broker.", lambda b: b.size_bytes),
+    ("broker_disk_free_bytes", "Free bytes of the broker's disk.", lambda b: b.disk_free_bytes),
+)
+_TOPICS: Sequence[Metric] = (
+    ("topic_partitions", "Partitions of the topic.", lambda t: len(t.partitions)),
+    ("topic_bytes", "Bytes of one replica of the topic.", lambda t: t.size_bytes),
+    ("topic_offsets", "Offsets in use.", lambda t: t.offsets),
+    ("topic_end_offset_total",
+     "Sum of the end offsets: grows by one with every record and every marker of a transaction.",
+     lambda t: sum(p.end or 0 for p in t.partitions)),
+    ("topic_partitions_under_replicated", "Under-replicated partitions of the topic.",
+     lambda t: t.under_replicated or None),
+)  # fmt: skip
+_GROUPS: Sequence[Metric] = (
+    ("group_members", "Members of the group.", lambda g: None if g.members is None else len(g.members)),
+    ("group_lag_seconds", "Age of the oldest record that the group has not read.", lambda g: g.lag_s),
+)
+_GROUP_OFFSETS: Sequence[Metric] = (
+    ("group_lag", "Records that the group has not read.", lambda o: o.lag),
+    ("group_committed_offset", "Offset at which the group continues.", lambda o: o.committed),
+)
+_CONNECTORS: Sequence[Metric] = (
+    ("connector_running", "1 if the connector and all its tasks run.",
+     lambda c: int(c.state == "RUNNING" and all(t.state == "RUNNING" for t in c.tasks))),
+)  # fmt: skip
+_PIPELINES: Sequence[Metric] = (
+    ("pipeline_running", "1 if the pipeline runs.", lambda p: int(p.state == "running")),
+    ("pipeline_rate", "Recent records per second.", lambda p: p.rate_per_s),
+    ("pipeline_batch_seconds", "Duration of the last batch.", lambda p: p.batch_s),
+    ("pipeline_lag_seconds", "Age of the oldest record that the pipeline has not read.", lambda p: p.lag_s),
+    ("pipeline_state_bytes", "Bytes of the state on disk.", lambda p: p.state_bytes),
+    ("pipeline_watermark_seconds", "Event time up to which windows are closed, since 1970.",
+     lambda p: p.watermark_ms / 1000 if p.watermark_ms else None),
+)  # fmt: skip
+_PIPELINE_OFFSETS: Sequence[Metric] = (("pipeline_lag", "Records that the pipeline has not read.", lambda o: o.lag),)
+_PIPELINE_RECORDS: Sequence[Metric] = (
+    ("pipeline_records_total", "What became of the records that the pipeline has read.", lambda count: count),
+)
+_LEDGERS: Sequence[Metric] = (
+    ("pipeline_balanced", "1 if the pipeline's ledger balances.", lambda ledger: int(ledger.balanced)),
+)
+_OUTCOMES = ("read", "written", "dead", "late", "filtered", "duplicate")
 
 
 def prometheus_text(snapshot: Snapshot) -> str:
     """The page that Prometheus reads."""
     lines: list[str] = []
-    for name, kind, meaning, samples in _families(snapshot):
-        known = [(labels, value) for labels, value in samples if value is not None]
-        if known:
-            lines += [f"# HELP headrace_{name} {meaning}", f"# TYPE headrace_{name} {kind}"]
-            lines += [f"headrace_{name}{_labelled(labels)} {_number(value)}" for labels, value in known]
+    for metrics, things in _families(snapshot):
+        for name, meaning, value_of in metrics:
+            values = [(labels, value_of(thing)) for labels, thing in things]
+            known = [(labels, value) for labels, value in values if value is not None]
+            if known:
+                kind = "counter" if name.endswith("_total") else "gauge"
+                lines += [f"# HELP headrace_{name} {meaning}", f"# TYPE headrace_{name} {kind}"]
+                lines += [f"headrace_{name}{_labelled(labels)} {_number(value)}" for labels, value in known]
     return "\n".join(lines) + "\n"
 
 
-def _families(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
-    yield "up", "gauge", "1 if a broker answers.", [({}, int(s.reachable))]
-    yield "sample_seconds", "gauge", "Duration of the last poll of the cluster.", [({}, s.took_s)]
+def _families(s: Snapshot) -> Iterator[tuple[Sequence[Metric], list[tuple[Labels, object]]]]:
+    """The metrics, and the things that have them, with their labels."""
+    yield _CLUSTER, [({}, s)]
     if not s.reachable:
         return
-    totals = s.totals
+    ledgers = [(p.name, p.ledger) for p in s.pipelines if p.ledger]
+    yield _REACHABLE, [({}, s)]
+    yield _BROKERS, [({"broker": b.broker_id}, b) for b in s.brokers]
+    yield _TOPICS, [({"topic": t.name}, t) for t in s.topics.values()]
+    yield _GROUPS, [({"group": g.group}, g) for g in s.groups.values()]
+    yield _GROUP_OFFSETS, _offsets("group", ((g.group, g.offsets or ()) for g in s.groups.values()))
+    yield _CONNECTORS, [({"connector": c.name}, c) for c in s.connectors or ()]
+    yield _PIPELINES, [({"pipeline": p.name}, p) for p in s.pipelines]
+    yield _PIPELINE_OFFSETS, _offsets("pipeline", ((p.name, p.offsets) for p in s.pipelines))
     yield (
-        "partitions_under_replicated",
-        "gauge",
-        "Partitions with fewer in-sync replicas than replicas.",
-        [({}, totals.under_replicated)],
+        _PIPELINE_RECORDS,
+        [({"pipeline": name, "outcome": o}, getattr(ledger, o)) for name, ledger in ledgers for o in _OUTCOMES],
     )
-    yield "partitions_offline", "gauge", "Partitions without a leader.", [({}, totals.offline)]
-    yield (
-        "controller_epoch",
-        "gauge",
-        "Epoch of the metadata quorum.",
-        [({}, s.quorum.leader_epoch if s.quorum else None)],
-    )
-    yield from _brokers(s)
-    yield from _topics(s)
-    yield from _groups(s)
-    yield from _connectors(s)
-    yield from _pipelines(s)
+    yield _LEDGERS, [({"pipeline": name}, ledger) for name, ledger in ledgers]
 
 
-def _brokers(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
-    brokers = [({"broker": b.broker_id}, b) for b in s.brokers]
-    yield "broker_up", "gauge", "1 if the broker answers.", [(at, int(b.state == "up")) for at, b in brokers]
-    yield "broker_controller", "gauge", "1 for the active controller.", [(at, int(b.controller)) for at, b in brokers]
-    yield "broker_leaders", "gauge", "Partitions that the broker leads.", [(at, b.leaders) for at, b in brokers]
-    yield "broker_replicas", "gauge", "Replicas on the broker.", [(at, b.replicas) for at, b in brokers]
-    yield "broker_bytes", "gauge", "Bytes of all replicas on the broker.", [(at, b.size_bytes) for at, b in brokers]
-    yield (
-        "broker_disk_free_bytes",
-        "gauge",
-        "Free bytes of the broker's disk.",
-        [(at, b.disk_free_bytes) for at, b in brokers],
-    )
-
-
-def _topics(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
-    topics = [({"topic": t.name}, t) for t in s.topics.values()]
-    yield "topic_partitions", "gauge", "Partitions of the topic.", [(at, len(t.partitions)) for at, t in topics]
-    yield "topic_bytes", "gauge", "Bytes of one replica of the topic.", [(at, t.size_bytes) for at, t in topics]
-    yield "topic_offsets", "gauge", "Offsets in use.", [(at, t.offsets) for at, t in topics]
-    yield (
-        "topic_end_offset_total",
-        "counter",
-        "Sum of the end offsets: grows by one with every record and every marker of a transaction.",
-        [(at, sum(p.end or 0 for p in t.partitions)) for at, t in topics],
-    )
-    yield (
-        "topic_partitions_under_replicated",
-        "gauge",
-        "Under-replicated partitions of the topic.",
-        [(at, t.under_replicated) for at, t in topics if t.under_replicated],
-    )
-
-
-def _groups(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
-    groups = [({"group": g.group}, g) for g in s.groups.values()]
-    yield (
-        "group_members",
-        "gauge",
-        "Members of the group.",
-        [(at, len(g.members) if g.members is not None else None) for at, g in groups],
-    )
-    yield (
-        "group_lag_seconds",
-        "gauge",
-        "Age of the oldest record that the group has not read.",
-        [(at, g.lag_s) for at, g in groups],
-    )
-    places = [
-        ({"group": g.group, "topic": o.topic, "partition": o.partition}, o)
-        for g in s.groups.values()
-        for o in g.offsets or ()
-    ]
-    yield "group_lag", "gauge", "Records that the group has not read.", [(at, o.lag) for at, o in places]
-    yield (
-        "group_committed_offset",
-        "gauge",
-        "Offset at which the group continues.",
-        [(at, o.committed) for at, o in places],
-    )
-
-
-def _connectors(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
-    connectors = [({"connector": c.name}, c) for c in s.connectors or ()]
-    yield (
-        "connector_running",
-        "gauge",
-        "1 if the connector and all its tasks run.",
-        [(at, int(c.state == "RUNNING" and all(t.state == "RUNNING" for t in c.tasks))) for at, c in connectors],
-    )
-
-
-def _pipelines(s: Snapshot) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
-    pipelines = [({"pipeline": p.name}, p) for p in s.pipelines]
-    yield (
-        "pipeline_running",
-        "gauge",
-        "1 if the pipeline runs.",
-        [(at, int(p.state == "running")) for at, p in pipelines],
-    )
-    yield "pipeline_rate", "gauge", "Recent records per second.", [(at, p.rate_per_s) for at, p in pipelines]
-    yield "pipeline_batch_seconds", "gauge", "Duration of the last batch.", [(at, p.batch_s) for at, p in pipelines]
-    yield (
-        "pipeline_lag_seconds",
-        "gauge",
-        "Age of the oldest record that the pipeline has not read.",
-        [(at, p.lag_s) for at, p in pipelines],
-    )
-    yield "pipeline_state_bytes", "gauge", "Bytes of the state on disk.", [(at, p.state_bytes) for at, p in pipelines]
-    yield (
-        "pipeline_watermark_seconds",
-        "gauge",
-        "Event time up to which windows are closed, since 1970.",
-        [(at, p.watermark_ms / 1000 if p.watermark_ms else None) for at, p in pipelines],
-    )
-    yield (
-        "pipeline_lag",
-        "gauge",
-        "Records that the pipeline has not read.",
-        [
-            ({"pipeline": p.name, "topic": o.topic, "partition": o.partition}, o.lag)
-            for p in s.pipelines
-            for o in p.offsets
-        ],
-    )
-    yield (
-        "pipeline_records_total",
-        "counter",
-        "What became of the records that the pipeline has read.",
-        [
-            ({"pipeline": p.name, "outcome": outcome}, getattr(p.ledger, outcome))
-            for p in s.pipelines
-            if p.ledger
-            for outcome in ("read", "written", "dead", "late", "filtered", "duplicate")
-        ],
-    )
-    yield (
-        "pipeline_balanced",
-        "gauge",
-        "1 if the pipeline's ledger balances.",
-        [({"pipeline": p.name}, int(p.ledger.balanced)) for p in s.pipelines if p.ledger],
-    )
+def _offsets(kind: str, readers: Iterable[tuple[str, Iterable[Any]]]) -> list[tuple[Labels, object]]:
+    return [({kind: name, "topic": o.topic, "partition": o.partition}, o) for name, offsets in readers for o in offsets]
 
 
 def _labelled(labels: Labels) -> str:

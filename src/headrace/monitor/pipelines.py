@@ -1,12 +1,13 @@
 """The pipelines of a home as views: read from declaration, checkpoint and ledger, without Spark.
 
-Their files are looked at with every look at the cluster, and held against the ends that the watch knows anyway. What
-only a question to Kafka or a walk over many files can tell (when the next unread record was written, topics that were
-made anew, records about to expire, the size of the state) is asked for more seldom, in a thread of its own.
+Their files are read at every poll of the cluster and compared with the ends of the topics that the poll has. What needs
+more requests to Kafka or a walk over many files (when the next unread record was written, recreated topics, records
+about to expire, the size of the state) is polled less often, in a thread of its own.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,17 +15,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from headrace.errors import HeadraceError
-from headrace.home import Home, size_bytes
+from headrace.errors import HeadraceError, UsageError
+from headrace.home import Home
+from headrace.kafka import Connection, Topic, TopicPartition
 from headrace.monitor.snapshot import LedgerView, PipelineOffsetView, PipelineView, Snapshot, TopicView
-from headrace.pipeline.checkpoint import Checkpoint
-from headrace.pipeline.declaration import Declaration, declared
-from headrace.pipeline.pipeline import Pipeline
-from headrace.pipeline.status import PartitionStatus, PipelineStatus, Totals, partitions_of, status
-from headrace.runtime import Rounds
-from headrace.transport.client import Connection
-from headrace.transport.extent import TopicExtent
-from headrace.transport.topics import TopicPartition
+from headrace.pipeline import PartitionStatus, Pipeline, PipelineStatus
+from headrace.runtime import Periodic
 
 _REST_S = 20.0
 
@@ -33,7 +29,7 @@ Age = Callable[[TopicPartition, int], float | None]
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Known:
     """What was asked for in the background."""
 
     status: PipelineStatus
@@ -43,23 +39,22 @@ class _Told:
         """How long the record at that offset has been waiting, if it was the next one then already."""
         for p in self.status.partitions:
             if (p.topic, p.partition) == place and p.lag and p.lag_s is not None:
-                first = max(p.processed or 0, p.begin or 0)
-                return p.lag_s + time.time() - self.status.at if first == offset else None
+                return p.lag_s + time.time() - self.status.at if p.first_unread == offset else None
         return None
 
 
-class PipelineWatch(Rounds):
+class PipelineWatch(Periodic):
     """Reads the pipelines of one home. A pipeline that is declared wrongly is shown with what is wrong."""
 
     def __init__(self, home: Home, connection: Connection) -> None:
         super().__init__("pipelines")
         self.home = home
         self.connection = connection
-        self._told: dict[str, _Told] = {}
+        self._known: dict[str, _Known] = {}
         self._declared: tuple[object, dict[str, Pipeline | HeadraceError]] = (None, {})
 
     def __call__(self, now: Snapshot, age: Age) -> tuple[PipelineView, ...]:
-        """The pipelines as their files tell them, held against the topics of the snapshot."""
+        """The pipelines by their files, compared with the topics of the snapshot."""
         return tuple(
             self._view(found, now, age)
             if isinstance(found, Pipeline)
@@ -80,7 +75,7 @@ class PipelineWatch(Rounds):
 
     def _read(self, file: Path) -> Iterator[tuple[str, Pipeline | HeadraceError]]:
         try:
-            names = declared(file)
+            names = Pipeline.names(file)
         except HeadraceError as error:
             yield file.name, error
             return
@@ -92,72 +87,63 @@ class PipelineWatch(Rounds):
 
     # -- what is asked for seldom ---------------------------------------------------------------------------------
 
-    def look(self) -> float:
+    def poll(self) -> float:
         for name, found in self.declared().items():
             if isinstance(found, Pipeline):
                 try:
-                    self._told[name] = self._ask(found)
+                    self._known[name] = self._ask(found)
                 except (HeadraceError, OSError):
-                    self._told.pop(name, None)
+                    self._known.pop(name, None)
         return _REST_S
 
-    def _ask(self, found: Pipeline) -> _Told:
-        checkpoint = _checkpoint(found)
-        stateful = checkpoint is not None and checkpoint.is_stateful
-        state_bytes = size_bytes(checkpoint.root / "state") if checkpoint and stateful else None
-        return _Told(status(self.connection, self.home, found.declaration), state_bytes)
+    def _ask(self, found: Pipeline) -> _Known:
+        state_bytes = found.checkpoint.state_bytes if _is_local(found) else None
+        return _Known(found.status(self.connection), state_bytes)
 
     # -- a view ---------------------------------------------------------------------------------------------------
 
     def _view(self, pipeline: Pipeline, now: Snapshot, age: Age) -> PipelineView:
         view = _of_declaration(pipeline)
         try:
-            found = status(None, self.home, pipeline.declaration)
-            view = replace(view, watermark_ms=_watermark_ms(pipeline))
+            found = pipeline.status(extents={name: _held(now.topics.get(name)) for name in view.sources})
+            watermark = pipeline.declaration.watermark and _is_local(pipeline)
+            view = replace(view, watermark_ms=pipeline.checkpoint.watermark_ms if watermark else None)
         except (HeadraceError, OSError) as error:
             return replace(view, state="failed", problem=str(error))
-        told = self._told.get(pipeline.name)
-        offsets = tuple(_offset(p, told, age) for p in _held_against(now, pipeline.declaration, found))
-        warnings = told.status.warnings if told else found.warnings
+        known = self._known.get(pipeline.name)
+        found = dataclasses.replace(found, partitions=tuple(_aged(p, known, age) for p in found.partitions))
+        warnings = known.status.warnings if known else found.warnings
         return replace(
             _with_account(view, found),
-            offsets=offsets,
-            state_bytes=told.state_bytes if told else None,
+            state_bytes=known.state_bytes if known else None,
             warnings=tuple(w.text for w in warnings),
-            **_behind(offsets, found.rate),
         )
 
 
-def _checkpoint(pipeline: Pipeline) -> Checkpoint | None:
-    """The checkpoint, if it lies on this machine."""
-    path = pipeline.folder.checkpoint(pipeline.declaration)
-    return None if "://" in path and not path.startswith("file://") else Checkpoint(path)
-
-
-def _watermark_ms(pipeline: Pipeline) -> int | None:
-    """The event time up to which windows are closed, as of the last batch; Spark writes it into each batch's plan."""
-    checkpoint = _checkpoint(pipeline) if pipeline.declaration.watermark else None
-    planned = checkpoint.last_planned if checkpoint else None
-    if checkpoint is None or planned is None:
-        return None
-    return int(checkpoint.plan_file(planned)[0].get("batchWatermarkMs", 0)) or None
+def _is_local(pipeline: Pipeline) -> bool:
+    """Whether its checkpoint is on this machine."""
+    try:
+        return pipeline.checkpoint is not None
+    except UsageError:
+        return False
 
 
 def _of_declaration(pipeline: Pipeline) -> PipelineView:
     declaration = pipeline.declaration
-    dead = pipeline.folder.dead_letters(declaration)
+    dead = pipeline.dead_letter_queue
     return PipelineView(
         name=pipeline.name,
         state="never run",
-        sources=declaration.topics,
+        sources=declaration.all_topics,
         sinks=tuple(f"{sink.kind} {sink.name}" for sink in declaration.sinks),
-        steps=_steps(declaration),
+        steps=_steps(pipeline),
         dead_letters=f"{dead.kind} {dead.target}",
     )
 
 
-def _steps(declaration: Declaration) -> tuple[str, ...]:
-    """What is done to a record on its way, in few words."""
+def _steps(pipeline: Pipeline) -> tuple[str, ...]:
+    """What is done to a record, in short."""
+    declaration = pipeline.declaration
     steps = [f"decode {declaration.decode.format if declaration.decode.step is None else 'by a function'}"]
     if declaration.select:
         steps.append(f"select {len(declaration.select)} columns")
@@ -167,59 +153,47 @@ def _steps(declaration: Declaration) -> tuple[str, ...]:
         steps.append(f"check {len(declaration.rules)} rule{'s' if len(declaration.rules) > 1 else ''}")
     if declaration.deduplicate:
         steps.append("drop duplicates")
+    if declaration.join:
+        steps.append(f"join on {', '.join(declaration.join.on)}")
     return tuple(steps)
 
 
-def _held_against(now: Snapshot, declaration: Declaration, found: PipelineStatus) -> list[PartitionStatus]:
-    extents = {name: _extent(now.topics.get(name)) for name in declaration.topics}
-    position = {(p.topic, p.partition): p.processed for p in found.partitions if p.processed is not None}
-    return partitions_of(extents, declaration, position)
+def _held(topic: TopicView | None) -> Topic | None:
+    return Topic(topic.name, topic.partitions) if topic else None
 
 
-def _extent(topic: TopicView | None) -> TopicExtent | None:
-    if topic is None:
-        return None
-    begins = {p.partition: p.begin for p in topic.partitions}
-    return TopicExtent(topic.name, None, begins, {p.partition: p.end for p in topic.partitions}, None)
+def _aged(p: PartitionStatus, known: _Known | None, age: Age) -> PartitionStatus:
+    """With how long its next unread record has been waiting, as far as that is known."""
+    if not p.lag:
+        return p
+    place = (p.topic, p.partition)
+    lag_s = (known.age(place, p.first_unread) if known else None) or age(place, p.first_unread)
+    return dataclasses.replace(p, lag_s=lag_s)
 
 
-def _offset(p: PartitionStatus, told: _Told | None, age: Age) -> PipelineOffsetView:
-    lag_s, place = p.lag_s, (p.topic, p.partition)
-    if p.lag:
-        first = max(p.processed or 0, p.begin or 0)
-        lag_s = (told.age(place, first) if told else None) or age(place, first)
+def _offset(p: PartitionStatus) -> PipelineOffsetView:
     return PipelineOffsetView(
-        topic=p.topic, partition=p.partition, offset=p.processed, end=p.end, lag=p.lag, lag_s=lag_s, lost=p.lost
+        topic=p.topic, partition=p.partition, offset=p.processed, end=p.end, lag=p.lag, lag_s=p.lag_s, lost=p.lost
     )
 
 
-def _behind(offsets: tuple[PipelineOffsetView, ...], rate: float | None) -> dict[str, float | int | None]:
-    """What is unread in all; None as long as that of one partition is unknown."""
-    lags = [o.lag for o in offsets]
-    lag = None if not lags or None in lags else sum(n or 0 for n in lags)
-    return {
-        "lag": lag,
-        "lag_s": max((o.lag_s for o in offsets if o.lag_s is not None), default=None),
-        "catch_up_s": lag / rate if lag is not None and rate else None,
-    }
-
-
 def _with_account(view: PipelineView, found: PipelineStatus) -> PipelineView:
-    """The view with what the run, its last batch and the ledger tell."""
-    last = found.last_batch
+    """The view with offsets and lag, the last batch and the totals of the ledger."""
+    last, totals = found.last_batch, found.totals
+    ledger = LedgerView(read=totals.read, balanced=totals.balanced, **totals.outcomes)
     return replace(
         view,
         state=found.state,
         trigger=found.trigger,
+        offsets=tuple(map(_offset, found.partitions)),
+        lag=found.lag,
+        lag_s=found.lag_s,
+        catch_up_s=found.catch_up_s if found.rate else None,
         rate_per_s=found.rate,
         batch=last.batch if last else None,
         batch_s=last.seconds if last else None,
         batch_records=last.records if last else None,
         batch_ended=last.ended if last else None,
-        ledger=_ledger(found.totals) if found.totals.read or last else None,
+        ledger=ledger if totals.read or last else None,
         problem=found.why if found.state in {"failed", "waiting"} else None,
     )
-
-
-def _ledger(totals: Totals) -> LedgerView:
-    return LedgerView(read=totals.read, balanced=totals.balanced, **totals.outcomes)

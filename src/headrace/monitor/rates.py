@@ -1,7 +1,7 @@
 """What has to be remembered from one look to the next: rates, and when an offset was written.
 
 A rate is the difference over a short window, so that it neither flickers nor lags far behind. When a record was
-written is told without reading it: the ends of its partition are remembered with their times, and the first end behind
+written is found without reading it: the ends of its partition are remembered with their times, and the first end behind
 the offset dates it. Everything is bounded.
 """
 

@@ -1,8 +1,6 @@
-"""`Sampler`: one thread that looks at everything every other second and makes a Snapshot of it.
+"""`Sampler`: one thread that polls everything every two seconds and makes a Snapshot of it (`poller`).
 
-What costs more is asked less often: begins, bytes and the neighbours. With more than some thousand partitions the pace
-slows down in proportion, so that watching stays below a tenth of a core. A number that nobody could tell this time is
-the last that was known; whose number it is shows as down or quiet meanwhile.
+Each snapshot goes into the history, and what has changed since the one before becomes events.
 """
 
 from __future__ import annotations
@@ -15,17 +13,17 @@ from msgspec.structs import replace
 
 from headrace.monitor.events import Event, changes, owners
 from headrace.monitor.history import History, SeriesKey
-from headrace.monitor.look import EVERY_S, Looker, Target
 from headrace.monitor.pipelines import PipelineWatch
-from headrace.monitor.services import NeighbourWatch
+from headrace.monitor.poller import EVERY_S, Poller, Target
+from headrace.monitor.services import ServicesWatch
 from headrace.monitor.snapshot import Snapshot
-from headrace.runtime import Rounds
+from headrace.runtime import Periodic
 
 _MIN_REST_S = 0.2
 _STOP_S = 10.0
 
 
-class Sampler(Rounds):
+class Sampler(Periodic):
     """Makes snapshots until it is stopped. Any thread may read `latest` and wait for the next one."""
 
     def __init__(self, target: Target, history: History) -> None:
@@ -33,8 +31,8 @@ class Sampler(Rounds):
         self.target = target
         self.history = history
         self.pipelines = PipelineWatch(target.cluster.home, target.connection) if target.cluster else None
-        self.neighbours = NeighbourWatch(target.cluster, target.registry, target.connectors, lambda: self.latest.topics)
-        self._looker = Looker(target, self.neighbours)
+        self.services = ServicesWatch(target.cluster, target.registry, target.connectors, lambda: self.latest.topics)
+        self._poller = Poller(target, self.services)
         self._changed = threading.Condition()
         self._latest = Snapshot(
             at=time.time(), took_s=0, every_s=EVERY_S, reachable=False, bootstrap=target.connection.bootstrap,
@@ -47,35 +45,35 @@ class Sampler(Rounds):
 
     def start(self) -> None:
         self.history.add_events([Event(at=time.time(), kind="console", level="info", text="the console was started")])
-        self.neighbours.start()
+        self.services.start()
         if self.pipelines:
             self.pipelines.start()
         super().start()
 
     def stop(self, within_s: float | None = _STOP_S) -> None:
-        """Nothing is asked any more, but by a neighbour's watch that waits for its answer yet."""
+        """Nothing is asked any more, but by a watch of services that still waits for its answer."""
         super().stop(within_s)
-        self.neighbours.stop(0)
+        self.services.stop(0)
         if self.pipelines:
             self.pipelines.stop(0)
-        self._looker.survey.close()
+        self._poller.survey.close()
 
-    def look_now(self) -> None:
-        """Somebody has changed something: the next look is at everything, and soon."""
-        self._looker.everything_is_due()
-        self.neighbours.look_now()
+    def poll_now(self) -> None:
+        """Something was changed: the next poll covers everything, and comes soon."""
+        self._poller.everything_is_due()
+        self.services.poll_now()
         if self.pipelines:
-            self.pipelines.look_now()
-        super().look_now()
+            self.pipelines.poll_now()
+        super().poll_now()
 
     def after(self, at: float, within_s: float) -> Snapshot:
-        """The first snapshot that was begun after that time, or the latest when patience ends."""
+        """The first snapshot that was begun after that time, or the latest after the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self._latest.at - self._latest.took_s > at, within_s)
             return self._latest
 
-    def look(self) -> float:
-        """One look at everything; the pace is kept, however long a look takes."""
+    def poll(self) -> float:
+        """One poll of everything; the pace is kept, however long a poll takes."""
         began = time.monotonic()
         try:
             self.sample()
@@ -86,7 +84,7 @@ class Sampler(Rounds):
     def sample(self) -> Snapshot:
         """A snapshot of everything; what changed since the one before is an event."""
         before = self._latest
-        after = self._with_pipelines(self._looker.look(before))
+        after = self._with_pipelines(self._poller.poll(before))
         if before.brokers or before.reachable:
             self.history.add_events(changes(before, after))
         if after.reachable:
@@ -103,7 +101,7 @@ class Sampler(Rounds):
     def _with_pipelines(self, snapshot: Snapshot) -> Snapshot:
         if self.pipelines is None:
             return snapshot
-        return replace(snapshot, pipelines=self.pipelines(snapshot, self._looker.age))
+        return replace(snapshot, pipelines=self.pipelines(snapshot, self._poller.age))
 
     def _stumbled(self, error: Exception) -> None:
         text = f"the console could not sample the cluster: {type(error).__name__}: {error}"

@@ -14,11 +14,11 @@ from typing import TypeVar
 import psutil
 
 from headrace.cluster import Cluster
+from headrace.connect import Connectors, topics_of, waiting
 from headrace.errors import HeadraceError
-from headrace.monitor.snapshot import ConnectorView, SubjectView, TaskView
-from headrace.runtime import Rounds, memory_bytes
-from headrace.transport.connectors import Connectors, topics_of, waiting
-from headrace.transport.schemas import Registry
+from headrace.monitor.snapshot import ConnectorView, SubjectView
+from headrace.runtime import Periodic, memory_bytes
+from headrace.schemas import Registry
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -31,7 +31,7 @@ _SUBJECTS_AT_ONCE = 10
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class Services:
     """What was found last. None: it does not answer."""
 
     memory_bytes: Mapping[str, int | None] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class _Clock:
         return True
 
 
-class NeighbourWatch(Rounds):
+class ServicesWatch(Periodic):
     """Looks at what stands beside the brokers."""
 
     def __init__(
@@ -63,22 +63,22 @@ class NeighbourWatch(Rounds):
         connectors: Connectors | None,
         topics: Callable[[], Collection[str]],
     ) -> None:
-        super().__init__("neighbours")
+        super().__init__("services")
         self.topics = topics
         self.cluster = cluster
         self.registry = registry
         self.worker = connectors
-        self.latest = Neighbours()
+        self.latest = Services()
         self._clock = _Clock()
         self._subjects: dict[str, SubjectView] = {}
         self._to_visit: list[str] = []
 
-    def look_now(self) -> None:
+    def poll_now(self) -> None:
         """Somebody has changed something: look at all of it soon."""
         self._clock.at.clear()
-        super().look_now()
+        super().poll_now()
 
-    def look(self) -> float:
+    def poll(self) -> float:
         """One look at everything that is due."""
         now = self.latest
         memory, subjects, connectors = now.memory_bytes, now.subjects, now.connectors
@@ -88,7 +88,7 @@ class NeighbourWatch(Rounds):
             subjects = _tried(self._look_at_subjects, None)
         if self.worker and self._clock.due("connect", _SERVICES_EVERY_S):
             connectors = _tried(self._look_at_connectors, None)
-        self.latest = Neighbours(memory, subjects, connectors)
+        self.latest = Services(memory, subjects, connectors)
         return _REST_S
 
     def _memory(self) -> dict[str, int | None]:
@@ -121,7 +121,7 @@ class NeighbourWatch(Rounds):
                 kind=status.kind,
                 state=status.state,
                 worker=status.worker,
-                tasks=tuple(TaskView(task=t.task, state=t.state, worker=t.worker, trace=t.trace) for t in status.tasks),
+                tasks=status.tasks,
                 connector_class=config.get("connector.class"),
                 topics=topics_of(config),
                 trace=status.trace,

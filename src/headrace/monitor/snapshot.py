@@ -1,8 +1,7 @@
-"""One look at everything: what the sampler makes and the console shows.
+"""One poll of everything: what the sampler makes and the console shows.
 
 All of it is immutable and can be encoded as JSON as it is, so a page and its JSON twin are the same data.
-What nobody could tell is None. msgspec's structs instead of dataclasses: with a thousand topics some ten thousand of
-them are made every other second.
+What is unknown is None.
 """
 
 from __future__ import annotations
@@ -11,7 +10,10 @@ from typing import Literal
 
 import msgspec
 
-TopicPartition = tuple[str, int]
+from headrace.connect import Task
+from headrace.kafka import Broker, Group, Partition, Quorum
+from headrace.text import plural
+
 Health = Literal["up", "degraded", "critical", "down"]
 
 
@@ -19,34 +21,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a snapshot."""
 
 
-class PartitionView(View, frozen=True, kw_only=True, gc=False):
-    """A partition. `leader` is -1 while it has none; `replica_bytes` stand in the order of `replicas`."""
-
-    partition: int
-    leader: int
-    replicas: tuple[int, ...]
-    isr: tuple[int, ...]
-    begin: int | None = None
-    end: int | None = None
-    size_bytes: int | None = None
-    replica_bytes: tuple[int | None, ...] = ()
-
-    @property
-    def under_replicated(self) -> bool:
-        return len(self.isr) < len(self.replicas)
-
-    @property
-    def offsets(self) -> int | None:
-        """At most so many records: markers of transactions and compacted records have offsets, too."""
-        return None if self.begin is None or self.end is None else self.end - self.begin
-
-
 class TopicView(View, frozen=True, kw_only=True):
     """A topic with the sums over its partitions. Bytes are those of one copy, the leaders'."""
 
     name: str
     internal: bool
-    partitions: tuple[PartitionView, ...]
+    partitions: tuple[Partition, ...]
     replication: int
     under_replicated: int
     offline: int
@@ -58,59 +38,21 @@ class TopicView(View, frozen=True, kw_only=True):
     out_per_s: float | None = None
 
 
-class MemberView(View, frozen=True, kw_only=True):
-    """A client that reads for a group."""
+class GroupView(Group, frozen=True, kw_only=True):
+    """A group, with what is known from watching it.
 
-    member_id: str
-    client_id: str
-    host: str
-    instance_id: str | None
-    partitions: tuple[TopicPartition, ...]
-
-
-class OffsetView(View, frozen=True, kw_only=True):
-    """How far a group has got in a partition. `lag_s` is how long ago the first unread record was written."""
-
-    topic: str
-    partition: int
-    committed: int | None
-    begin: int | None
-    end: int | None
-    lag: int | None
-    lag_s: float | None
-    member_id: str | None = None
-    client_id: str | None = None
-
-
-class GroupView(View, frozen=True, kw_only=True):
-    """A group. Where `lag_s_at_least` is set, the console has not watched long enough to know all of it.
-
-    One that is `stale` is shown as it was last seen: its coordinator does not answer.
+    Where `lag_s_at_least` is set, the console has not watched long enough to know all of it.
     """
 
-    group: str
-    type: str
-    state: str
-    protocol: str
-    coordinator: int
-    assignor: str | None = None
-    members: tuple[MemberView, ...] | None = None
-    offsets: tuple[OffsetView, ...] | None = None
     topics: tuple[str, ...] = ()
-    lag: int | None = None
     lag_s: float | None = None
     lag_s_at_least: bool = False
-    stale: bool = False
     read_per_s: float | None = None
 
 
-class BrokerView(View, frozen=True, kw_only=True):
+class BrokerView(Broker, frozen=True, kw_only=True):
     """A broker. `quiet` is one that runs, but owes answers; `size_bytes` counts every replica on it."""
 
-    broker_id: int
-    host: str
-    port: int
-    rack: str | None
     state: Literal["up", "quiet", "down"]
     controller: bool
     leaders: int
@@ -121,24 +63,6 @@ class BrokerView(View, frozen=True, kw_only=True):
     disk_total_bytes: int | None = None
     disk_free_bytes: int | None = None
     node: str | None = None
-
-
-class VoterView(View, frozen=True, kw_only=True):
-    """A replica of the metadata log."""
-
-    node_id: int
-    voter: bool
-    log_end_offset: int
-    lag: int
-
-
-class QuorumView(View, frozen=True, kw_only=True):
-    """The controllers."""
-
-    leader_id: int
-    leader_epoch: int
-    high_watermark: int
-    voters: tuple[VoterView, ...]
 
 
 class NodeView(View, frozen=True, kw_only=True):
@@ -156,22 +80,13 @@ class NodeView(View, frozen=True, kw_only=True):
 
 
 class SubjectView(View, frozen=True, kw_only=True):
-    """A subject of the schema registry. What has not been looked at yet is None."""
+    """A subject of the schema registry. What has not been polled yet is None."""
 
     subject: str
     versions: tuple[int, ...] | None = None
     schema_id: int | None = None
     kind: str | None = None
     level: str | None = None
-
-
-class TaskView(View, frozen=True, kw_only=True):
-    """A task of a connector."""
-
-    task: int
-    state: str
-    worker: str
-    trace: str | None = None
 
 
 class ConnectorView(View, frozen=True, kw_only=True):
@@ -181,7 +96,7 @@ class ConnectorView(View, frozen=True, kw_only=True):
     kind: str
     state: str
     worker: str
-    tasks: tuple[TaskView, ...]
+    tasks: tuple[Task, ...]
     connector_class: str | None = None
     topics: tuple[str, ...] = ()
     trace: str | None = None
@@ -276,7 +191,7 @@ class Snapshot(View, frozen=True, kw_only=True):
     cluster_id: str | None = None
     problem: str | None = None
     brokers: tuple[BrokerView, ...] = ()
-    quorum: QuorumView | None = None
+    quorum: Quorum | None = None
     topics: dict[str, TopicView] = {}
     groups: dict[str, GroupView] = {}
     totals: Totals = Totals()
@@ -308,9 +223,9 @@ class Snapshot(View, frozen=True, kw_only=True):
         found = [f"broker {b.broker_id} is {_STATE_WORDS[b.state]}" for b in self.brokers if b.state != "up"]
         totals = self.totals
         if totals.offline:
-            found.insert(0, f"{_counted(totals.offline, 'partition')} without a leader")
+            found.insert(0, f"{plural(totals.offline, 'partition')} without a leader")
         if totals.under_replicated:
-            found.append(f"{_counted(totals.under_replicated, 'partition')} under-replicated")
+            found.append(f"{plural(totals.under_replicated, 'partition')} under-replicated")
         if self.registry and self.subjects is None:
             found.append("the schema registry does not answer")
         if self.connect and self.connectors is None:
@@ -325,7 +240,3 @@ class Snapshot(View, frozen=True, kw_only=True):
 
 
 _STATE_WORDS = {"down": "down", "quiet": "not answering"}
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

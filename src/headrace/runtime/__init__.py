@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from headrace.runtime.archive import ClassArchive
     from headrace.runtime.jars import JarCache, default_cache, jar_lock, locked_version
     from headrace.runtime.java import Java, find_java, java_warning
-    from headrace.runtime.periodic import Rounds
+    from headrace.runtime.periodic import Periodic
     from headrace.runtime.process import (
         MARKER,
         ProcessHandle,
@@ -31,43 +31,13 @@ if TYPE_CHECKING:
 else:
     from headrace.lazy import lazy_exports
 
-    __getattr__ = lazy_exports(__name__, {
+    __getattr__, __all__ = lazy_exports(__name__, {
         "archive": ["ClassArchive"],
         "jars": ["JarCache", "default_cache", "jar_lock", "locked_version"],
         "java": ["Java", "find_java", "java_warning"],
-        "periodic": ["Rounds"],
+        "periodic": ["Periodic"],
         "process": ["MARKER", "ProcessHandle", "ProcessRecord", "ProcessState", "Supervised", "end_stray",
             "ended_like_ctrl_c", "marked_processes", "memory_bytes", "plain_environment", "strays"],
         "spark": ["SPARK_JVM_FLAGS", "pyspark_folder", "pyspark_jars", "spark_additions", "spark_class_path"],
         "waiting": ["NotYet", "eventually"],
     })  # fmt: skip
-
-__all__ = [
-    "MARKER",
-    "SPARK_JVM_FLAGS",
-    "ClassArchive",
-    "JarCache",
-    "Java",
-    "NotYet",
-    "ProcessHandle",
-    "ProcessRecord",
-    "ProcessState",
-    "Rounds",
-    "Supervised",
-    "default_cache",
-    "end_stray",
-    "ended_like_ctrl_c",
-    "eventually",
-    "find_java",
-    "jar_lock",
-    "java_warning",
-    "locked_version",
-    "marked_processes",
-    "memory_bytes",
-    "plain_environment",
-    "pyspark_folder",
-    "pyspark_jars",
-    "spark_additions",
-    "spark_class_path",
-    "strays",
-]

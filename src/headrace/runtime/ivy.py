@@ -46,7 +46,7 @@ def fetch(
 ) -> str:
     """Ivy has ended, well or not: what it got lies in `work/out`; what it said is returned.
 
-    `arrived` is told how many bytes are on disk, again and again.
+    `arrived` is called with the number of bytes on disk, again and again.
     """
     command = ["sh", "-c", _UNTIL_THE_PIPE_ENDS, "ivy", *_command(artifacts, work, java, settings)]
     log = work / "ivy.log"

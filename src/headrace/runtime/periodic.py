@@ -1,4 +1,4 @@
-"""The one way of looking again and again: a thread that makes its rounds until it is told to stop."""
+"""Periodic work: a thread that polls until it is stopped."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from abc import ABC, abstractmethod
 from typing import Self
 
 
-class Rounds(ABC):
-    """Calls `look` and rests, in a thread of its own, from `start` to `stop`, or as long as a block lasts."""
+class Periodic(ABC):
+    """Calls `poll` in a thread of its own, from `start` to `stop`, or as long as a `with` block lasts."""
 
     def __init__(self, name: str) -> None:
         self._awake = threading.Event()
         self._stopping = False
-        self._thread = threading.Thread(target=self._make_rounds, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @abstractmethod
-    def look(self) -> float:
-        """One round. Returns how many seconds to rest before the next."""
+    def poll(self) -> float:
+        """One poll. Returns how many seconds to wait before the next."""
 
     def start(self) -> None:
-        """The rounds begin."""
+        """The thread runs."""
         self._thread.start()
 
     def stop(self, within_s: float | None = None) -> None:
-        """The last round has ended, or is left to itself after that time."""
+        """The last poll has ended, or is left alone after that time."""
         self._stopping = True
         self._awake.set()
         if self._thread.is_alive():
             self._thread.join(within_s)
 
-    def look_now(self) -> None:
-        """The rest is over: something has changed."""
+    def poll_now(self) -> None:
+        """The next poll begins at once: something has changed."""
         self._awake.set()
 
     def __enter__(self) -> Self:
@@ -41,9 +41,9 @@ class Rounds(ABC):
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _make_rounds(self) -> None:
+    def _run(self) -> None:
         while not self._stopping:
             self._awake.clear()
-            rest_s = self.look()
-            if not self._stopping:  # the waking may have fallen before the clearing
+            rest_s = self.poll()
+            if not self._stopping:  # `poll_now` may have come before `clear`
                 self._awake.wait(rest_s)

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 
@@ -33,7 +33,7 @@ ProcessState = Literal["running", "paused", "stopped", "dead"]
 #: The JVM system property (or plain argument) that names the owner on the command line.
 MARKER = "-Dheadrace.process="
 
-# The kernel's start time is exact, but it is told relative to a boot time that a clock correction may move.
+# The kernel's start time is exact, but it is relative to a boot time that a clock correction may move.
 _CLOCK_SLACK_S = 2.0
 
 # Linux's question for what it knows of a process that somebody else has waited for, and the part of it that we want.
@@ -269,7 +269,7 @@ class ProcessHandle:
 
 
 def memory_bytes(process: psutil.Process) -> int | None:
-    """Proportional memory (shared pages split among their users), or resident where that is not told."""
+    """Proportional memory (shared pages split among their users), or resident where that is unknown."""
     try:
         if psutil.LINUX:
             return int(process.memory_full_info().pss)
@@ -346,7 +346,7 @@ def plain_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return environment
 
 
-def describe(process: psutil.Process) -> dict[str, Any]:
+def describe(process: psutil.Process) -> dict[str, object]:
     """Pid and name, as far as the system lets us see them."""
     try:
         return {"pid": process.pid, "name": process.name()}

@@ -13,7 +13,7 @@ class NotYet(AssertionError):
     """The condition did not come true in time."""
 
 
-def eventually(condition: Callable[[], T], within_s: float, *, every_s: float = 0.05) -> T:
+def eventually(condition: Callable[[], T | None], within_s: float, *, every_s: float = 0.05) -> T:
     """The first true result of `condition`. Asks at least once; raises NotYet after `within_s`.
 
     An exception from `condition` is not waited out: it is a fault of the question, not an answer to it.

@@ -22,19 +22,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import UsageError
 from headrace.samples.damage import ANY_JSON, Kind, Wanted, rates, removed, replaced
-from headrace.samples.sample import NULL, Chunk, Column, Format, Sample
+from headrace.samples.sample import NULL, Chunk, Column, Format, Sample, require_count
 
 SHAPES = (2020, 2022)
 FORMATS = (Format.ARRAY, Format.PRETTY, Format.NDJSON, Format.CONCATENATED, Format.STRINGS, Format.CSV)
 
-_FIRST_DAY = {2020: datetime.date(2020, 9, 10), 2022: datetime.date(2022, 12, 17)}
+FIRST_DAY = {2020: datetime.date(2020, 9, 10), 2022: datetime.date(2022, 12, 17)}
 _FIELDS = (
     "EVENT_NO_TRIP", "EVENT_NO_STOP", "OPD_DATE", "VEHICLE_ID", "METERS", "ACT_TIME", "VELOCITY", "DIRECTION",
     "RADIO_QUALITY", "GPS_LONGITUDE", "GPS_LATITUDE", "GPS_SATELLITES", "GPS_HDOP", "SCHEDULE_DEVIATION",
@@ -69,9 +68,10 @@ def breadcrumbs(
 ) -> Sample:
     """So many breadcrumbs. `bad` is the share of damaged ones, of kinds that a file in the format `fits` can hold."""
     if shape not in SHAPES:
-        raise UsageError(f"there are no breadcrumbs of {shape}", hint="2020 or 2022")
-    if records < 0 or (vehicles is not None and vehicles < 1):
-        raise UsageError("the number of records cannot be negative", hint="--records 1000")
+        raise UsageError(f"invalid shape of breadcrumbs: {shape}", hint="2020 or 2022")
+    require_count(records)
+    if vehicles is not None and vehicles < 1:
+        raise UsageError(f"invalid number of vehicles: {vehicles}", hint="--vehicles 100")
     kinds = KINDS[shape]
     return Sample(
         columns=_COLUMNS[shape],
@@ -84,7 +84,7 @@ def breadcrumbs(
 
 
 @dataclass(frozen=True, slots=True)
-class _Trip:
+class Trip:
     """One trip as it is planned: everything that its breadcrumbs are drawn from. The first `kept` ones are stored."""
 
     number: int
@@ -104,14 +104,14 @@ class _Trip:
 
 
 def _chunks(records: int, seed: int, shape: int, vehicles: int | None) -> Iterator[Chunk]:
-    for day, count in enumerate(_days(records)):
-        date = _FIRST_DAY[shape] + datetime.timedelta(days=day)
+    for day, count in enumerate(days(records)):
+        date = FIRST_DAY[shape] + datetime.timedelta(days=day)
         opd = date.strftime("%d-%b-%y" if shape == 2020 else "%d%b%Y:00:00:00").upper()
-        for trip in _plan(count, f"{seed} {day}", vehicles):
+        for trip in plan_day(count, f"{seed} {day}", vehicles):
             yield _columns(trip, opd, shape)
 
 
-def _days(records: int) -> Iterator[int]:
+def days(records: int) -> Iterator[int]:
     """How many records each day has; a day is never much fuller than a real one."""
     while records > 0:
         count = min(records, _DAY_RECORDS)
@@ -119,13 +119,13 @@ def _days(records: int) -> Iterator[int]:
         yield count
 
 
-def _plan(records: int, seed: str, vehicles: int | None) -> list[_Trip]:
+def plan_day(records: int, seed: str, vehicles: int | None) -> list[Trip]:
     """The day's trips in the order in which they are stored."""
     draw = random.Random(f"day {seed}")  # noqa: S311 - example data
     trips_wanted = max(1, math.ceil(records / _TRIP_RECORDS))
     fleet = vehicles or max(1, trips_wanted // _VEHICLE_TRIPS)
     number = 160_000_000 + draw.randrange(10_000_000)
-    trips: list[_Trip] = []
+    trips: list[Trip] = []
     for index in range(fleet):
         share = records * (index + 1) // fleet - records * index // fleet
         driven = _shift(draw, share, 1700 + 7 * index, number, late=index % 10 == 9 or index == fleet - 1 > 0)
@@ -134,7 +134,7 @@ def _plan(records: int, seed: str, vehicles: int | None) -> list[_Trip]:
     return _stored(draw, trips)
 
 
-def _shift(draw: random.Random, records: int, vehicle: int, number: int, *, late: bool) -> list[_Trip]:
+def _shift(draw: random.Random, records: int, vehicle: int, number: int, *, late: bool) -> list[Trip]:
     """What one vehicle drives that day: there and back between the ends of its line."""
     route = _route(draw)
     lengths: list[int] = []
@@ -146,12 +146,12 @@ def _shift(draw: random.Random, records: int, vehicle: int, number: int, *, late
     # A shift that is longer than the day is squeezed by beginning early; who asks for that gets a very late evening.
     begins = max(14_400, 92_000 - busy) if late else max(14_400, draw.randrange(16_000, max(16_001, 80_000 - busy)))
     odometer = draw.randrange(20, 400)
-    trips: list[_Trip] = []
+    trips: list[Trip] = []
     for length, pause in zip(lengths, breaks, strict=True):
         kept = min(length, records)
         records -= kept
         rotated, seed = draw.random() < 0.6, draw.randrange(2**32)
-        trips.append(_Trip(number, vehicle, begins, odometer, route, length, kept, rotated, seed))
+        trips.append(Trip(number, vehicle, begins, odometer, route, length, kept, rotated, seed))
         begins = trips[-1].ends_s + pause
         odometer += round(_length(route)) + draw.randrange(30, 90)
         route = route[::-1]
@@ -181,11 +181,11 @@ def _length(route: tuple[tuple[float, float], ...]) -> float:
     )
 
 
-def _stored(draw: random.Random, trips: list[_Trip]) -> list[_Trip]:
+def _stored(draw: random.Random, trips: list[Trip]) -> list[Trip]:
     """By their ends, but so many held back for hours that the wanted share of breadcrumbs comes late."""
     luck = [(draw.random(), draw.randrange(4_000, 56_000)) for _ in trips]
 
-    def order(held_share: float) -> list[_Trip]:
+    def order(held_share: float) -> list[Trip]:
         arrivals = [
             trip.ends_s + (delay if chance < held_share else 0)
             for trip, (chance, delay) in zip(trips, luck, strict=True)
@@ -197,7 +197,7 @@ def _stored(draw: random.Random, trips: list[_Trip]) -> list[_Trip]:
     return min(tried, key=lambda stored: abs(_late_share(stored) - _LATE_SHARE))
 
 
-def _late_share(trips: list[_Trip]) -> float:
+def _late_share(trips: list[Trip]) -> float:
     """About which share of the breadcrumbs is far behind the newest one that is stored before it."""
     newest, late = 0, 0.0
     for trip in trips:
@@ -211,7 +211,7 @@ Wholes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class _Drive:
+class Drive:
     """A trip in numbers, one entry per breadcrumb."""
 
     at_s: Wholes
@@ -223,7 +223,7 @@ class _Drive:
     direction: Wholes
 
 
-def _drive(trip: _Trip, draw: np.random.Generator) -> _Drive:
+def drive_of(trip: Trip, draw: np.random.Generator) -> Drive:
     count = trip.records
     noise = draw.random((4, count))
     stop_every = 6 + (noise[0] * 9).astype(np.int64)
@@ -246,7 +246,7 @@ def _drive(trip: _Trip, draw: np.random.Generator) -> _Drive:
     scale = _length(trip.route) / speed.sum()
     along = np.cumsum(speed * scale)
     latitude, longitude, direction = _positions(trip.route, along, noise)
-    return _Drive(
+    return Drive(
         trip.begins_s + np.cumsum(step), trip.odometer + along.astype(np.int64), speed * scale / 5, stop,
         latitude, longitude, direction,
     )  # fmt: skip
@@ -271,10 +271,10 @@ def _positions(route: tuple[tuple[float, float], ...], along: Floats, noise: Flo
     )
 
 
-def _columns(trip: _Trip, opd: str, shape: int) -> list[list[Any]]:
+def _columns(trip: Trip, opd: str, shape: int) -> list[list[object]]:
     """The trip's breadcrumbs as columns, as they are stored: some trips begin in their middle."""
     draw = np.random.Generator(np.random.PCG64(trip.seed))
-    drive = _drive(trip, draw)
+    drive = drive_of(trip, draw)
     luck = draw.random((5, trip.records))
     order = np.arange(trip.records)
     if trip.rotated and drive.stop[-1] > 1:
@@ -293,7 +293,7 @@ def _columns(trip: _Trip, opd: str, shape: int) -> list[list[Any]]:
     return make(common, drive, luck, order)
 
 
-def _of_2020(common: list[list[Any]], drive: _Drive, luck: Floats, order: Wholes) -> list[list[Any]]:
+def _of_2020(common: list[list[object]], drive: Drive, luck: Floats, order: Wholes) -> list[list[object]]:
     count = len(order)
     velocity = np.rint(drive.speed[order]).astype(np.int64).tolist()
     direction = drive.direction[order].tolist()
@@ -313,10 +313,10 @@ def _of_2020(common: list[list[Any]], drive: _Drive, luck: Floats, order: Wholes
     ]  # fmt: skip
 
 
-def _of_2022(common: list[list[Any]], drive: _Drive, luck: Floats, order: Wholes) -> list[list[Any]]:
-    longitude: list[Any] = drive.longitude[order].tolist()
-    latitude: list[Any] = drive.latitude[order].tolist()
-    hdop: list[Any] = [_HDOP_2022[at] for at in (luck[3][order] * len(_HDOP_2022)).astype(np.int64).tolist()]
+def _of_2022(common: list[list[object]], drive: Drive, luck: Floats, order: Wholes) -> list[list[object]]:
+    longitude: list[object] = drive.longitude[order].tolist()
+    latitude: list[object] = drive.latitude[order].tolist()
+    hdop: list[object] = [_HDOP_2022[at] for at in (luck[3][order] * len(_HDOP_2022)).astype(np.int64).tolist()]
     chance = luck[4][order]
     for at in np.flatnonzero(chance < 0.0034).tolist():
         hdop[at] = 2.1 + round(float(luck[3][order[at]]) * 1.7, 1)
@@ -364,7 +364,7 @@ def _kinds(shape: int) -> dict[str, Kind]:
     return {kind.name: kind for kind in (*ANY_JSON, *own)}
 
 
-def _without_place(strings: bool, record: dict[str, Any], _: random.Random) -> dict[str, Any]:
+def _without_place(strings: bool, record: dict[str, object], _: random.Random) -> dict[str, object]:
     nothing = "" if strings else None
     return {**record, "GPS_LONGITUDE": nothing, "GPS_LATITUDE": nothing}
 

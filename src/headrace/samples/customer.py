@@ -11,8 +11,7 @@ import random
 from collections.abc import Iterator
 from functools import partial
 
-from headrace.errors import UsageError
-from headrace.samples.sample import Chunk, Column, Format, Sample
+from headrace.samples.sample import Chunk, Column, Format, Sample, require_count
 
 COUNT = 12_434
 _CHUNK = 2_000
@@ -30,13 +29,13 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-_FIRST = _words(
+FIRST_NAMES = _words(
     "James Robert John Michael David William Richard Joseph Thomas Charles Linda Patricia Barbara Susan Jessica Sarah "
     "Karen Nancy Lisa Betty Sandra Ashley Kimberly Donna Emily Carol Michelle Amanda Melissa Deborah Stephanie Paul "
     "Kenneth Kevin Brian George Edward Ronald Timothy Jason Jeffrey Ryan Jacob Gary Nicholas Eric Jonathan Stephen "
     "Larry Justin Scott Brandon Samuel Frank Gregory Raymond Patrick Jack Dennis Jerry Tyler Aaron Jose Nathan Henry"
 )
-_LAST = _words(
+LAST_NAMES = _words(
     "Johnson Williams Brown Jones Garcia Miller Davis Rodriguez Martinez Hernandez Lopez Gonzalez Wilson Anderson "
     "Thomas Taylor Moore Jackson Martin Lee Perez Thompson White Harris Sanchez Clark Ramirez Lewis Robinson Walker "
     "Young Allen King Wright Scott Torres Nguyen Hill Flores Green Adams Nelson Baker Hall Rivera Campbell Mitchell "
@@ -48,7 +47,7 @@ _STREET = _words(
 )
 _PLACE = _words("Acres Bay Beach Bluff Brook Creek Dale Deer Elm Field Forest Fox Grove Hill Lake Leaf Meadow Oak Pond")
 _WAY = _words("Avenue Bend Circle Court Drive Gate Glen Heights Lane Mall Parade Path Plaza Ridge Road Row Run Street")
-_CITIES = (
+CITIES = (
     ("Chicago", "IL", "606"), ("Brooklyn", "NY", "112"), ("Los Angeles", "CA", "900"), ("New York", "NY", "100"),
     ("Houston", "TX", "770"), ("Philadelphia", "PA", "191"), ("Miami", "FL", "331"), ("Bronx", "NY", "104"),
     ("San Diego", "CA", "921"), ("Detroit", "MI", "482"), ("Las Vegas", "NV", "891"), ("Dallas", "TX", "752"),
@@ -61,8 +60,7 @@ _CITIES = (
 
 def customers(records: int = COUNT, seed: int = 7) -> Sample:
     """So many customers, numbered from 1."""
-    if records < 0:
-        raise UsageError("the number of records cannot be negative", hint=f"--records {COUNT}")
+    require_count(records)
     formats = (Format.CSV, Format.NDJSON, Format.ARRAY)
     return Sample(_COLUMNS, partial(_chunks, records, seed), seed=seed, formats=formats, header=False)
 
@@ -76,9 +74,9 @@ def _chunks(records: int, seed: int) -> Iterator[Chunk]:
 
 def _customer(number: int, draw: random.Random) -> tuple[object, ...]:
     common = draw.random()
-    first = "Mary" if common < 0.38 else draw.choice(_FIRST)
-    last = "Smith" if draw.random() < 0.37 else draw.choice(_LAST)
-    city, state, prefix = ("Caguas", "PR", "007") if draw.random() < 0.37 else draw.choice(_CITIES)
+    first = "Mary" if common < 0.38 else draw.choice(FIRST_NAMES)
+    last = "Smith" if draw.random() < 0.37 else draw.choice(LAST_NAMES)
+    city, state, prefix = ("Caguas", "PR", "007") if draw.random() < 0.37 else draw.choice(CITIES)
     postcode = prefix + ("25" if city == "Caguas" else f"{draw.randrange(1, 100):02}")
     street = f"{draw.randrange(1, 9999)} {draw.choice(_STREET)} {draw.choice(_PLACE)} {draw.choice(_WAY)}"
     return number, first, last, _HIDDEN, _HIDDEN, street + (" " if common < 0.008 else ""), city, state, postcode

@@ -1,7 +1,7 @@
 """What can be wrong with a record, by name, and putting it into a sample at a given rate.
 
 A kind of damage takes a sound record and gives the damaged value, or bytes where the result is no JSON. What was done
-to which record is told as `Damage`, so that a test knows the truth without working it out from the data.
+to which record is reported as `Damage`, so that a test knows the truth without working it out from the data.
 
 Invariant: the choice of records depends on the seed and their position alone, so every format is damaged alike.
 """
@@ -25,7 +25,7 @@ class Kind:
 
     name: str
     says: str
-    apply: Callable[[Value, random.Random], Any]
+    apply: Callable[[Value, random.Random], object]
     field: str | None = None
     spoils: frozenset[str] = frozenset()
 
@@ -47,7 +47,7 @@ _DOCUMENTS = frozenset({"array", "pretty", "concatenated"})
 _CSV = frozenset({"csv"})
 
 
-def replaced(name: str, says: str, field: str, value: object | Callable[[Any], Any]) -> Kind:
+def replaced(name: str, says: str, field: str, value: object | Callable[[Any], object]) -> Kind:
     """A kind that puts another value into one field."""
 
     def apply(record: Value, _: random.Random) -> Value:
@@ -104,11 +104,11 @@ def rates(kinds: Mapping[str, Kind], wanted: Wanted) -> dict[str, float]:
         raise UsageError(f"invalid rate of bad records: {bad}", hint="a share between 0 and 1, like 0.01")
     for name, rate in named.items():
         if name not in kinds:
-            raise UsageError(f"there is no damage {name!r}", hint="one of " + ", ".join(kinds))
+            raise UsageError(f"unknown kind of damage: {name!r}", hint="one of " + ", ".join(kinds))
         if not 0 <= rate <= 1:
             raise UsageError(f"invalid rate for {name}: {rate}", hint="a share between 0 and 1, like 0.01")
         if wanted.fits == "csv" and "csv" in kinds[name].spoils:
-            raise UsageError(f"{name} cannot be put into a CSV file", hint="--format ndjson")
+            raise UsageError(f"a CSV file cannot hold this kind of damage: {name}", hint="--format ndjson")
     fitting = [name for name, kind in kinds.items() if wanted.fits not in kind.spoils]
     shared = {name: bad / len(fitting) for name in fitting} if bad else {}
     total = {name: shared.get(name, 0.0) + named.get(name, 0.0) for name in {**shared, **named}}
@@ -127,7 +127,7 @@ class Injector:
         for rate in chosen.values():
             self._bounds.append((self._bounds[-1] if self._bounds else 0.0) + rate)
 
-    def damaged(self, first: int, count: int, value: Callable[[int], Value]) -> Iterator[tuple[Damage, Any]]:
+    def damaged(self, first: int, count: int, value: Callable[[int], Value]) -> Iterator[tuple[Damage, object]]:
         """The damaged ones among `count` records of which the first has the number `first`."""
         top = self._bounds[-1]
         touched: set[int] = set()

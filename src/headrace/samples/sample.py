@@ -134,7 +134,7 @@ class Sample:
     def _checked(self, layout: Format | str | None) -> Format:
         chosen = layout or self.formats[0]
         if chosen not in self.formats:
-            raise UsageError(f"this sample cannot be written as {layout}", hint="one of " + ", ".join(self.formats))
+            raise UsageError(f"invalid format for this sample: {layout}", hint="one of " + ", ".join(self.formats))
         return Format(chosen)
 
     def _heading(self) -> bytes:
@@ -195,7 +195,7 @@ def _row_template(columns: Sequence[Column], layout: Format) -> str:
     return text
 
 
-def _cells(chunk: Chunk, columns: Sequence[Column]) -> list[Sequence[Any]]:
+def _cells(chunk: Chunk, columns: Sequence[Column]) -> list[Sequence[object]]:
     """The columns as CSV has them: nothing for null, quotes around what ends in a blank."""
     cells: list[Sequence[Any]] = []
     for values, column in zip(chunk, columns, strict=True):
@@ -227,9 +227,14 @@ def _laid_out(outcome: Any, layout: Format, columns: Sequence[Column]) -> bytes:
     return text
 
 
-def _cell(value: Mapping[str, Any], column: Column) -> str:
+def _cell(value: Mapping[str, object], column: Column) -> str:
     found = value.get(column.name)
     return "" if found is None else str(found)
+
+
+def require_count(records: int) -> None:
+    if records < 0:
+        raise UsageError(f"invalid number of records: {records}", hint="--records 1000")
 
 
 def csv_row(cells: Sequence[str]) -> bytes:

@@ -21,7 +21,7 @@ import numpy as np
 
 from headrace.errors import UsageError
 from headrace.samples.damage import ANY_JSON, Kind, Wanted, rates, removed, replaced
-from headrace.samples.sample import NULL, Chunk, Column, Format, Sample
+from headrace.samples.sample import NULL, Chunk, Column, Format, Sample, require_count
 
 RIDE_VERSIONS = (1, 2, 3)
 SHAPES = ("rides", "v1", "v2", "v3")
@@ -49,7 +49,7 @@ _BEGIN = datetime.datetime(2020, 7, 1)
 def ride_schema(version: int = 1) -> str:
     """The Avro schema of a ride's value, as text."""
     if version not in RIDE_VERSIONS:
-        raise UsageError(f"there is no version {version} of a taxi ride", hint="1, 2 or 3")
+        raise UsageError(f"invalid version of a taxi ride: {version}", hint="1, 2 or 3")
     return files("headrace.samples").joinpath(f"taxi_ride.v{version}.avsc").read_text(encoding="utf-8")
 
 
@@ -69,9 +69,8 @@ def taxi(
 ) -> Sample:
     """So many rides, as columns of the monthly file or as records of a schema version."""
     if shape not in SHAPES:
-        raise UsageError(f"there are no taxi rides of the shape {shape!r}", hint=", ".join(SHAPES))
-    if records < 0:
-        raise UsageError("the number of records cannot be negative", hint="--records 1000")
+        raise UsageError(f"invalid shape of taxi rides: {shape!r}", hint=", ".join(SHAPES))
+    require_count(records)
     kinds = KINDS[shape]
     csv_first = (Format.CSV, Format.NDJSON, Format.ARRAY, Format.CONCATENATED, Format.STRINGS)
     formats = csv_first if shape == "rides" else (Format.NDJSON, Format.ARRAY, Format.CSV)
@@ -98,7 +97,7 @@ def _chunks(records: int, seed: int, shape: str) -> Iterator[Chunk]:
         yield [column[:count] for column in columns]
 
 
-def _rides(luck: Any, began_s: float) -> list[list[Any]]:
+def _rides(luck: Any, began_s: float) -> list[list[object]]:
     count = luck.shape[1]
     distance = np.round(0.4 + 2.4 * luck[1] / (1.02 - luck[1]) * 0.6, 2)
     distance[luck[2] < 0.04] = 0
@@ -135,7 +134,7 @@ def _moment(seconds: int) -> str:
     return str(_BEGIN + datetime.timedelta(seconds=seconds))
 
 
-def _versioned(rides: list[list[Any]], version: int) -> list[list[Any]]:
+def _versioned(rides: list[list[Any]], version: int) -> list[list[object]]:
     """The rides as a schema version has them. Its passenger count knows no null: an empty one is nought there."""
     vendor, pickup, people, distance, payment, tip, total = (rides[at] for at in (0, 1, 3, 4, 9, 13, 16))
     columns = [vendor, [0 if count == NULL else count for count in people], distance, payment, total]

@@ -4,55 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from nicegui import ui
 
 from headrace.console import formatting
-from headrace.console.backend import Desk
+from headrace.console.backend import Backend
+from headrace.console.forms import button, confirm, select
 from headrace.console.pages.overview import BROKER_STATES
-from headrace.console.tables import Column, Row, Table
+from headrace.console.tables import Column, Table
 from headrace.console.widgets import (
-    EqualPanel,
     Live,
     State,
     Tile,
-    Verdict,
-    attempt,
     box,
-    button,
     card,
-    confirm,
-    dialog,
+    each,
     element,
     empty,
+    json_link,
     page,
-    select,
-)  # fmt: skip
-from headrace.errors import HeadraceError
-from headrace.monitor import BrokerView, NodeView, PartitionView, Snapshot
+    put,
+    show_state,
+    side_of,
+    state,
+)
+from headrace.kafka import Partition
+from headrace.monitor import BrokerView, NodeView, Snapshot
 
 _BROKERS = (
-    Column("broker", "Broker", "number"),
-    Column("state", "State", "state"),
-    Column("address", "Address", "mono", wide=True),
+    Column("broker", "Broker", "number", lambda b: b.broker_id),
+    Column("state", "State", "state", lambda b: BROKER_STATES[b.state][0], more=lambda b: BROKER_STATES[b.state][1]),
+    Column("address", "Address", "mono", lambda b: f"{b.host}:{b.port}", wide=True),
     Column("rack", "Rack", wide=True),
-    Column("role", "Role"),
+    Column("role", "Role", of=lambda b: "controller" if b.controller else "broker"),
     Column("leaders", "Leads", "meter"),
     Column("replicas", "Replicas", "number"),
-    Column("missing", "Out of sync", "number", wide=True),
-    Column("bytes", "Stored", "number"),
-    Column("free", "Disk free", "number", wide=True),
-    Column("latency", "Answers in", "number", wide=True),
-)
-_NODES = (
-    Column("node", "Node", "mono"),
-    Column("state", "State", "state"),
-    Column("roles", "Roles", wide=True),
-    Column("pid", "Process", "number", wide=True),
-    Column("port", "Port", "number", wide=True),
-    Column("uptime", "Up for", "number"),
-    Column("memory", "Memory", "number"),
+    Column("missing", "Out of sync", "number", lambda b: b.out_of_sync, wide=True),
+    Column("bytes", "Stored", "number", lambda b: b.size_bytes, formatting.size),
+    Column("free", "Disk free", "number", lambda b: b.disk_free_bytes, formatting.size, wide=True),
+    Column("latency", "Answers in", "number", lambda b: b.latency_ms, formatting.milliseconds, wide=True),
 )
 _NODE_STATES: dict[str, State] = {"running": "good", "paused": "warn", "stopped": "none", "dead": "bad"}
 _VERBS = {
@@ -66,19 +56,18 @@ _VERBS = {
 _MOST_IN_GRID = 200
 
 
-def show(desk: Desk) -> None:
-    live = Live(desk)
+def show(backend: Backend) -> None:
+    live = Live(backend)
     with page("Brokers") as side:
         with side:
-            element("a", "link", "JSON", href="/api/brokers", target="_blank")
-            elect = button("Elect preferred leaders", lambda: _elect(desk), icon="balance")
-            elect.set_enabled(not desk.read_only)
+            json_link("brokers")
+            elect = button("Elect preferred leaders", lambda: _elect(backend), icon="balance")
+            elect.set_enabled(not backend.read_only)
         _tiles(live)
         with card("Brokers"):
-            brokers = Table(_BROKERS, lambda: _broker_rows(desk.now.brokers), key="broker")
-            live(lambda _: brokers.refresh())
-        _nodes(desk, live)
-        _grid(desk, live)
+            Table(_BROKERS, lambda: backend.now.brokers, key=lambda b: b.broker_id).live(live)
+        _nodes(backend, live)
+        _grid(backend, live)
 
 
 def _tiles(live: Live) -> None:
@@ -114,52 +103,24 @@ def _tiles(live: Live) -> None:
         )
 
 
-async def _elect(desk: Desk) -> None:
-    await confirm(
+def _elect(backend: Backend) -> None:
+    confirm(
         "Elect the preferred leaders?",
         "The preferred leader of a partition is the first of its replicas. Clients follow within moments; no record is "
         "moved, and where the preferred one is not in sync the leader stays.",
-        desk.commands.elect_preferred(),
-        desk.elect_preferred,
+        backend.commands.elect_preferred(),
+        backend.elect_preferred,
         action="Elect",
         done="the preferred leaders lead, where they are in sync",
         kind="primary",
     )
 
 
-def _broker_rows(brokers: Sequence[BrokerView]) -> list[Row]:
-    most = max((b.leaders for b in brokers), default=0) or 1
-    rows = []
-    for b in brokers:
-        text, kind = BROKER_STATES[b.state]
-        rows.append(
-            {
-                "broker": b.broker_id,
-                "state": text,
-                "state_state": kind,
-                "address": f"{b.host}:{b.port}",
-                "rack": b.rack or formatting.DASH,
-                "role": "controller" if b.controller else "broker",
-                "leaders": b.leaders,
-                "leaders_share": round(100 * b.leaders / most),
-                "replicas": b.replicas,
-                "missing": b.out_of_sync,
-                "bytes": formatting.size(b.size_bytes),
-                "_bytes": b.size_bytes,
-                "free": formatting.size(b.disk_free_bytes),
-                "_free": b.disk_free_bytes,
-                "latency": formatting.span(b.latency_ms / 1000) if b.latency_ms is not None else formatting.DASH,
-                "_latency": b.latency_ms,
-            }
-        )
-    return rows
-
-
 # -- nodes ------------------------------------------------------------------------------------------------------
 
 
-def _nodes(desk: Desk, live: Live) -> None:
-    if desk.target.cluster is None:
+def _nodes(backend: Backend, live: Live) -> None:
+    if backend.target.cluster is None:
         with card("Nodes"):
             empty(
                 "cloud", "This cluster runs elsewhere", "Nodes of this machine can be started, stopped and killed here."
@@ -167,51 +128,36 @@ def _nodes(desk: Desk, live: Live) -> None:
         return
     with card("Nodes of this machine"), element("div", "stack tight") as place:
         pass
-    lines: dict[str, _NodeLine] = {}
-
-    @live
-    def refresh(now: Snapshot) -> None:
-        if list(lines) != [n.name for n in now.nodes]:
-            place.clear()
-            lines.clear()
-            with place:
-                for node in now.nodes:
-                    lines[node.name] = _NodeLine(desk, node)
-        for node in now.nodes:
-            lines[node.name].show(node)
+    each(live, place, lambda now: {node.name: node for node in now.nodes}, lambda node: _NodeLine(backend, node).show)
 
 
 class _NodeLine:
     """A node with its buttons."""
 
-    def __init__(self, desk: Desk, node: NodeView) -> None:
-        from headrace.console.widgets import state
-
-        self.desk = desk
+    def __init__(self, backend: Backend, node: NodeView) -> None:
+        self.backend = backend
         self.name = node.name
         self._buttons: dict[str, ui.button] = {}
         with element("div", "row node", data_node=node.name):
             element("span", "mono", node.name, style="min-width: 110px")
             self._state = state("", "none")
             self._note = element("span", "muted grow", "")
-            if node.name != "console" and not desk.read_only:
+            if node.name != "console" and not backend.read_only:
                 for verb in _VERBS:
                     made = button(verb, partial(self._act, verb), kind="danger-plain" if verb == "kill" else "plain")
                     self._buttons[verb] = made
 
     def show(self, node: NodeView) -> None:
-        from headrace.console.widgets import put, show_state
-
         show_state(self._state, node.state, _NODE_STATES.get(node.state, "none"))
-        told = [node.roles]
+        parts = [node.roles]
         if node.pid:
-            told += [
+            parts += [
                 f"pid {node.pid}",
                 f"port {node.port}",
                 f"up for {formatting.span(node.uptime_s)}",
                 formatting.size(node.memory_bytes),
             ]
-        put(self._note, " · ".join(told))
+        put(self._note, " · ".join(parts))
         possible = {
             "running": {"stop", "restart", "kill", "pause"},
             "paused": {"resume", "kill"},
@@ -220,40 +166,29 @@ class _NodeLine:
             made.set_visibility(verb in possible)
 
     def _act(self, verb: str) -> None:
-        node = self.desk.node(self.name)
-        with dialog(f"{verb.capitalize()} {self.name}?") as asking:
-            element("div", text=_VERBS[verb])
-            EqualPanel(self.desk.commands.node(verb, self.name, node.pid))
-            verdict = Verdict()
-            with element("div", "row end"):
-                button("Cancel", asking.close)
-                act = button(verb.capitalize(), kind="danger" if verb in {"kill", "stop"} else "primary")
-
-        async def run() -> None:
-            act.props("loading")
-            result = await attempt(lambda: self.desk.node_action(verb, self.name))
-            act.props(remove="loading")
-            if isinstance(result, HeadraceError):
-                verdict.problem(result)
-                return
-            asking.close()
-            ui.notify(f"{self.name}: {verb} is done", type="positive", position="bottom-right")
-
-        act.on("click", run)
+        confirm(
+            f"{verb.capitalize()} {self.name}?",
+            _VERBS[verb],
+            self.backend.commands.node(verb, self.name, self.backend.node(self.name).pid),
+            lambda: self.backend.node_action(verb, self.name),
+            action=verb.capitalize(),
+            done=f"{self.name}: {verb} is done",
+            kind="danger" if verb in {"kill", "stop"} else "primary",
+        )
 
 
 # -- replicas ---------------------------------------------------------------------------------------------------
 
 
-def _grid(desk: Desk, live: Live) -> None:
+def _grid(backend: Backend, live: Live) -> None:
     """Which broker has which partition: leaders, followers, and those that are not in sync."""
-    chosen: dict[str, Any] = {"topic": None, "drawn": None}
+    chosen: dict[str, object] = {"topic": None, "drawn": None}
     with card("Where the replicas are") as made:
         place = element("div", "scroll-x")
         legend = element("div", "row tight faint", style="margin-top: 8px; font-size: 12px")
         with legend:
             element("span", text="L leads · F follows · ✕ is not in sync; brokers are ordered by rack")
-    with made.default_slot.children[0], element("span", "side"):
+    with side_of(made):
         topics = select("Topic", [], None, with_input=True).style("min-width: 240px")
 
     def draw(now: Snapshot) -> None:
@@ -278,11 +213,11 @@ def _grid(desk: Desk, live: Live) -> None:
             else:
                 _grid_table(now.brokers, topic.partitions[:_MOST_IN_GRID])
 
-    topics.on_value_change(lambda _: draw(desk.now))
+    topics.on_value_change(lambda _: draw(backend.now))
     live(draw)
 
 
-def _grid_table(brokers: Sequence[BrokerView], partitions: Sequence[PartitionView]) -> None:
+def _grid_table(brokers: Sequence[BrokerView], partitions: Sequence[Partition]) -> None:
     ordered = sorted(brokers, key=lambda b: (b.rack or "", b.broker_id))
     with element("table", "replicas"):
         with element("tr"):
@@ -304,7 +239,7 @@ def _grid_table(brokers: Sequence[BrokerView], partitions: Sequence[PartitionVie
                 element("td", text=str(sum(broker.broker_id in p.replicas for p in partitions)))
 
 
-def _cell(broker: int, p: PartitionView) -> tuple[str, str]:
+def _cell(broker: int, p: Partition) -> tuple[str, str]:
     if broker not in p.replicas:
         return "", ""
     if broker == p.leader:

@@ -5,32 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from nicegui import ui
 
-from headrace.console import formatting, widgets
-from headrace.console.backend import Desk
+from headrace.connect import HIDDEN
+from headrace.console import formatting
+from headrace.console.backend import Backend
+from headrace.console.commands import Equal
+from headrace.console.forms import Form, attempt, button, confirm, field, text_area
 from headrace.console.widgets import (
-    EqualPanel,
     Live,
     State,
-    Verdict,
-    attempt,
-    button,
-    confirm,
-    dialog,
+    each,
     element,
     empty,
+    json_link,
     page,
     put,
     show_state,
     state,
     topic_href,
-)  # fmt: skip
+)
 from headrace.errors import HeadraceError, UsageError
 from headrace.monitor import ConnectorView, Snapshot
-from headrace.transport.connectors import HIDDEN
 
 STATES: dict[str, State] = {
     "RUNNING": "good",
@@ -43,10 +40,10 @@ STATES: dict[str, State] = {
 _EXAMPLE = {"connector.class": "FileStreamSource", "file": "in.txt", "topic": "lines"}
 
 
-def show(desk: Desk) -> None:
-    live = Live(desk)
-    with page("Connectors", desk.now.connect) as side:
-        if desk.target.connectors is None:
+def show(backend: Backend) -> None:
+    live = Live(backend)
+    with page("Connectors", backend.now.connect) as side:
+        if backend.target.connectors is None:
             empty(
                 "cable",
                 "There is no Connect worker here",
@@ -55,27 +52,19 @@ def show(desk: Desk) -> None:
             )
             return
         with side:
-            element("a", "link", "JSON", href="/api/connectors", target="_blank")
-            button("Create connector", lambda: create(desk), kind="primary", icon="add").set_enabled(not desk.read_only)
+            json_link("connectors")
+            make = button("Create connector", lambda: create(backend), kind="primary", icon="add")
+            make.set_enabled(not backend.read_only)
         nothing = empty("cable", "No connectors yet", "Create the first one with the button above, or:",
                         "headrace connector create lines --set connector.class=FileStreamSource --set file=in.txt "
                         "--set topic=lines")  # fmt: skip
         away = empty("cloud_off", "The Connect worker does not answer", "Its connectors are shown when it is back:",
                      "headrace start connect")  # fmt: skip
         place = element("div", "columns")
-    cards: dict[str, _Card] = {}
+    each(live, place, lambda now: {c.name: c for c in now.connectors or ()}, lambda c: _Card(backend, c).show)
 
     @live
     def refresh(now: Snapshot) -> None:
-        found = now.connectors or ()
-        if list(cards) != [c.name for c in found]:
-            place.clear()
-            cards.clear()
-            with place:
-                for connector in found:
-                    cards[connector.name] = _Card(desk, connector)
-        for connector in found:
-            cards[connector.name].show(connector)
         away.set_visibility(now.connectors is None)
         nothing.set_visibility(now.connectors == ())
 
@@ -83,8 +72,8 @@ def show(desk: Desk) -> None:
 class _Card:
     """One connector."""
 
-    def __init__(self, desk: Desk, connector: ConnectorView) -> None:
-        self.desk = desk
+    def __init__(self, backend: Backend, connector: ConnectorView) -> None:
+        self.backend = backend
         self.name = connector.name
         self._traces: tuple[str, ...] = ()
         self._buttons: dict[str, ui.button] = {}
@@ -101,7 +90,7 @@ class _Card:
             self._tasks = element("div", "stack tight", style="margin: 8px 0")
             with element("div", "row tight"):
                 button("settings", self._settings)
-                if not desk.read_only:
+                if not backend.read_only:
                     for verb in ("pause", "resume", "restart", "delete"):
                         kind = "danger-plain" if verb == "delete" else "plain"
                         self._buttons[verb] = button(verb, partial(self._act, verb), kind=kind)
@@ -130,41 +119,23 @@ class _Card:
                     element("div", "payload", trace[:4000], style="max-height: 160px", tabindex="0")
 
     async def _settings(self) -> None:
-        found = await attempt(lambda: self.desk.connector_config(self.name))
+        found = await attempt(lambda: self.backend.connector_config(self.name))
         if isinstance(found, HeadraceError):
             ui.notify(found.problem, type="negative", position="bottom-right")
         else:
-            settings(self.desk, self.name, found)
+            settings(self.backend, self.name, found)
 
-    async def _act(self, verb: str) -> None:
-        if verb == "delete":
-            await confirm(
-                f"Delete the connector {self.name}?",
-                "The records and files that it wrote stay.",
-                self.desk.commands.connector("delete", self.name),
-                lambda: self.desk.connector_action("delete", self.name),
-                action="Delete the connector",
-                done=f"{self.name} is deleted",
-            )
-            return
-        with dialog(f"{verb.capitalize()} {self.name}?") as asking:
-            EqualPanel(self.desk.commands.connector(verb, self.name))
-            verdict = Verdict()
-            with element("div", "row end"):
-                button("Cancel", asking.close)
-                act = button(verb.capitalize(), kind="primary")
-
-        async def run() -> None:
-            act.props("loading")
-            found = await attempt(lambda: self.desk.connector_action(verb, self.name))
-            act.props(remove="loading")
-            if isinstance(found, HeadraceError):
-                verdict.problem(found)
-                return
-            asking.close()
-            ui.notify(f"{self.name}: {verb} is done", type="positive", position="bottom-right")
-
-        act.on("click", run)
+    def _act(self, verb: str) -> None:
+        deletes = verb == "delete"
+        confirm(
+            f"Delete the connector {self.name}?" if deletes else f"{verb.capitalize()} {self.name}?",
+            "The records and files that it wrote stay." if deletes else "",
+            self.backend.commands.connector(verb, self.name),
+            lambda: self.backend.connector_action(verb, self.name),
+            action="Delete the connector" if deletes else verb.capitalize(),
+            done=f"{self.name} is deleted" if deletes else f"{self.name}: {verb} is done",
+            kind="danger" if deletes else "primary",
+        )
 
 
 def settings_in(text: str) -> dict[str, str]:
@@ -178,108 +149,62 @@ def settings_in(text: str) -> dict[str, str]:
     return {str(key): value if isinstance(value, str) else json.dumps(value) for key, value in found.items()}
 
 
-def settings(desk: Desk, name: str, config: Mapping[str, str]) -> None:
+def settings(backend: Backend, name: str, config: Mapping[str, str]) -> None:
     """The settings of a connector as JSON, to look at and to change."""
-    with dialog(f"Settings of {name}", wide=True) as asking:
-        text = _settings_field(config)
-        element("div", "muted", f"A setting that you remove is reset to its default; {HIDDEN} keeps its value.")
-        equal = EqualPanel()
-        verdict = Verdict()
-        with element("div", "row end"):
-            button("Close", asking.close)
-            act = button("Save and restart", kind="primary")
-    text.set_enabled(not desk.read_only)
 
     def changes() -> dict[str, str | None]:
         wanted = settings_in(text.value or "{}")
         gone = dict.fromkeys(config.keys() - wanted.keys())
         return {**gone, **{key: value for key, value in wanted.items() if value != config.get(key)}}
 
-    def changed(_: Any = None) -> None:
-        wanted: Mapping[str, str | None] = {}
-        try:
-            wanted = changes()
-        except UsageError as error:
-            verdict.problem(error)
-        else:
-            verdict.clear()
-        commands = desk.commands
-        equal.show(commands.alter_connector(name, wanted) if wanted else commands.connector_config(name))
-        act.set_enabled(bool(wanted) and not desk.read_only)
+    def changed() -> Equal:
+        act.disable()
+        wanted = changes()
+        act.set_enabled(bool(wanted) and not backend.read_only)
+        commands = backend.commands
+        return commands.alter_connector(name, wanted) if wanted else commands.connector_config(name)
 
-    async def run() -> None:
-        act.props("loading")
-        found = await attempt(lambda: desk.alter_connector(name, changes()))
-        act.props(remove="loading")
-        if isinstance(found, HeadraceError):
-            verdict.problem(found)
-            return
-        asking.close()
-        ui.notify(f"{name} is {found.shown_state.lower()}", type="positive", position="bottom-right")
-
-    text.on_value_change(changed)
-    act.on("click", run)
-    changed()
+    with Form(f"Settings of {name}", changed, wide=True, cancel="Close") as form:
+        text = _settings_field(config)
+        element("div", "muted", f"A setting that you remove is reset to its default; {HIDDEN} keeps its value.")
+    text.set_enabled(not backend.read_only)
+    act = form.action("Save and restart", lambda: backend.alter_connector(name, changes()),
+                      lambda found: f"{name} is {found.shown_state.lower()}").button  # fmt: skip
+    form.follow(text)
 
 
 def _settings_field(config: Mapping[str, str]) -> ui.textarea:
-    made = ui.textarea("Settings", value=json.dumps(config, indent=2, ensure_ascii=False))
-    return made.props("outlined dense stack-label rows=9").classes("mono")
+    return text_area("Settings", 9, json.dumps(config, indent=2, ensure_ascii=False))
 
 
-def create(desk: Desk) -> None:  # noqa: C901 - a form is its fields and what each button does
+def create(backend: Backend) -> None:
     """A form: a name and settings as JSON, checked by the worker before anything is made."""
-    with dialog("Create a connector", wide=True) as asking:
-        name = widgets.field("Name").props("autofocus")
-        text = _settings_field(_EXAMPLE)
-        plugins = element("div", "muted", "")
-        equal = EqualPanel()
-        verdict = Verdict()
-        with element("div", "row end"):
-            button("Close", asking.close)
-            check = button("Check", icon="rule")
-            act = button("Create", kind="primary")
 
     def settings() -> dict[str, str]:
         return settings_in(text.value or "{}")
 
-    def changed(_: Any = None) -> None:
-        try:
-            equal.show(desk.commands.create_connector(name.value or "NAME", settings()))
-        except UsageError as error:
-            verdict.problem(error)
-        else:
-            verdict.clear()
-
-    async def try_it() -> None:
-        found = await attempt(lambda: desk.validate_connector({"name": name.value or "checked", **settings()}))
-        if isinstance(found, HeadraceError):
-            verdict.problem(found)
-        elif found:
+    def check() -> None:
+        found = backend.validate_connector({"name": name.value or "checked", **settings()})
+        if found:
             why = "; ".join(f"{e.name}={e.value}: {' '.join(e.reasons)}" for e in found)
-            verdict.problem(UsageError(f"{formatting.plural(len(found), 'setting')} would not be accepted", why=why))
-        else:
-            verdict.good("the settings would be accepted")
+            raise UsageError(f"{formatting.plural(len(found), 'setting')} would not be accepted", why=why)
 
-    async def run() -> None:
-        act.props("loading")
-        found = await attempt(lambda: desk.create_connector((name.value or "").strip(), settings()))
-        act.props(remove="loading")
-        if isinstance(found, HeadraceError):
-            verdict.problem(found)
-            return
-        asking.close()
-        ui.notify(f"{name.value} is {found.state.lower()}", type="positive", position="bottom-right")
-
-    async def known() -> None:
-        found = await attempt(lambda: desk.connectors.plugins())
+    async def show_plugins() -> None:
+        found = await attempt(lambda: backend.connectors.plugins())
         if not isinstance(found, HeadraceError):
             put(plugins, "The worker has " + ", ".join(p.name.rsplit(".", 1)[-1] for p in found))
 
-    name.on_value_change(changed)
-    text.on_value_change(changed)
-    check.on("click", try_it)
-    act.on("click", run)
-    with asking:
-        ui.timer(0.05, known, once=True)
-    changed()
+    with Form(
+        "Create a connector",
+        lambda: backend.commands.create_connector(name.value or "NAME", settings()),
+        wide=True,
+        cancel="Close",
+    ) as form:
+        name = field("Name").props("autofocus")
+        text = _settings_field(_EXAMPLE)
+        plugins = element("div", "muted", "")
+        ui.timer(0.05, show_plugins, once=True)
+    form.action("Check", check, lambda _: "the settings would be accepted", kind="plain", icon="rule", closes=False)
+    form.action("Create", lambda: backend.create_connector((name.value or "").strip(), settings()),
+                lambda found: f"{name.value} is {found.state.lower()}")  # fmt: skip
+    form.follow(name, text)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Literal
 
 from nicegui import ui
 
 from headrace.console import formatting
-from headrace.console.backend import Desk
+from headrace.console.backend import Backend
 from headrace.console.charts import BLUE, TEAL, Line, TimeChart
-from headrace.console.pages.topics import sparks
-from headrace.console.tables import Column, Row, Table
+from headrace.console.pages.topics import BUSY, sparks
+from headrace.console.tables import Table
 from headrace.console.widgets import (
     EventList,
     Live,
@@ -19,19 +20,21 @@ from headrace.console.widgets import (
     Tile,
     box,
     card,
+    each,
     element,
     empty,
     flag,
+    json_link,
     link,
     over_time,
     page,
     put,
     show_state,
+    side_of,
     state,
-    topic_href,
     traces,
-)  # fmt: skip
-from headrace.monitor import Snapshot
+)
+from headrace.monitor import BrokerView, PipelineView, Snapshot, TopicView
 
 BROKER_STATES: dict[str, tuple[str, State]] = {
     "up": ("up", "good"),
@@ -47,21 +50,21 @@ PIPELINE_STATES: dict[str, State] = {
 }
 
 
-def show(desk: Desk) -> None:
-    live = Live(desk)
+def show(backend: Backend) -> None:
+    live = Live(backend)
     with page("Overview") as side:
         with side:
-            element("a", "link", "JSON", href="/api/overview", target="_blank")
+            json_link("overview")
         _complaints(live)
         _tiles(live)
         with box("columns wide-left"):
             with box("stack"):
-                _throughput(desk, live)
-                _busiest(desk, live)
+                _throughput(backend, live)
+                _busiest(backend, live)
             with box("stack"):
                 _brokers(live)
                 _pipelines(live)
-                _lately(desk, live)
+                _lately(backend, live)
 
 
 def _complaints(live: Live) -> None:
@@ -113,12 +116,12 @@ def _tiles(live: Live) -> None:
     traces(live, "cluster", "", {"in": read_in, "out": out, "bytes": stored, "lag": lag})
 
 
-def _throughput(desk: Desk, live: Live) -> None:
+def _throughput(backend: Backend, live: Live) -> None:
     with card("Throughput") as made:
         chart = TimeChart("rate", label="Records in and out per second over time")
 
     def read(range_s: int) -> list[Line]:
-        series, since = desk.history.series, time.time() - range_s
+        series, since = backend.history.series, time.time() - range_s
         return [
             Line("records in", series("cluster", "", "in", since=since), BLUE),
             Line("records out", series("cluster", "", "out", since=since), TEAL),
@@ -127,31 +130,16 @@ def _throughput(desk: Desk, live: Live) -> None:
     over_time(made, live, read, chart.show)
 
 
-def _busiest(desk: Desk, live: Live) -> None:
-    columns = [
-        Column("topic", "Topic", "link"),
-        Column("spark", "Last 15 min", "spark", wide=True),
-        Column("in", "In", "number"),
-        Column("out", "Out", "number"),
-        Column("bytes", "Stored", "number"),
-    ]
-
-    def rows() -> list[Row]:
-        found = [t for t in desk.now.topics.values() if not t.internal]
+def _busiest(backend: Backend, live: Live) -> None:
+    def rows() -> list[TopicView]:
+        found = [t for t in backend.now.topics.values() if not t.internal]
         found.sort(key=lambda t: (t.in_per_s or 0, t.out_per_s or 0, t.size_bytes or 0), reverse=True)
-        return [
-            {
-                "topic": t.name, "topic_href": topic_href(t.name), "_in": t.in_per_s, "in": formatting.rate(t.in_per_s),
-                "out": formatting.rate(t.out_per_s), "_out": t.out_per_s, "bytes": formatting.size(t.size_bytes),
-                "_bytes": t.size_bytes,
-            }
-            for t in found[:8]
-        ]  # fmt: skip
+        return found[:8]
 
     with card("Busiest topics"):
         nothing = empty("topic", "No topics yet", "Create one here under Topics, or in a terminal:",
                         "headrace topic create orders --partitions 3")  # fmt: skip
-        table = Table(columns, rows, key="topic", sort="in", descending=True)
+        table = Table(BUSY, rows, key=lambda t: t.name, sort="in", descending=True)
         sparks(live, table, "topic", "in")
 
     @live
@@ -163,24 +151,21 @@ def _busiest(desk: Desk, live: Live) -> None:
 
 def _brokers(live: Live) -> None:
     with card("Brokers"):
+        nothing = element("div", "muted", "No broker has answered yet.")
         place = element("div", "stack tight")
-    lines: dict[int, tuple[ui.element, ui.element]] = {}
 
-    @live
-    def show(now: Snapshot) -> None:
-        if lines.keys() != {b.broker_id for b in now.brokers}:
-            place.clear()
-            lines.clear()
-            with place:
-                for broker in now.brokers:
-                    lines[broker.broker_id] = _line(f"broker {broker.broker_id}", "/brokers")
-                if not now.brokers:
-                    element("div", "muted", "No broker has answered yet.")
-        for broker in now.brokers:
-            badge, note = lines[broker.broker_id]
-            show_state(badge, *BROKER_STATES[broker.state])
-            told = [formatting.plural(broker.leaders, "leader"), formatting.size(broker.size_bytes)]
-            put(note, " · ".join([*told, "controller"] if broker.controller else told))
+    def build(broker: BrokerView) -> Callable[[BrokerView], None]:
+        badge, note = _line(f"broker {broker.broker_id}", "/brokers")
+
+        def show(now: BrokerView) -> None:
+            show_state(badge, *BROKER_STATES[now.state])
+            parts = [formatting.plural(now.leaders, "leader"), formatting.size(now.size_bytes)]
+            put(note, " · ".join([*parts, "controller"] if now.controller else parts))
+
+        return show
+
+    each(live, place, lambda now: {b.broker_id: b for b in now.brokers}, build)
+    live(lambda now: nothing.set_visibility(not now.brokers))
 
 
 def _line(name: str, href: str) -> tuple[ui.element, ui.element]:
@@ -196,25 +181,23 @@ def _pipelines(live: Live) -> None:
     """Only where there are some."""
     with card("Pipelines") as made:
         place = element("div", "stack tight")
-    lines: dict[str, tuple[ui.element, ui.element]] = {}
 
-    @live
-    def show(now: Snapshot) -> None:
-        made.set_visibility(bool(now.pipelines))
-        if list(lines) != [p.name for p in now.pipelines]:
-            place.clear()
-            lines.clear()
-            with place:
-                lines.update({p.name: _line(p.name, "/pipelines") for p in now.pipelines})
-        for pipeline in now.pipelines:
-            badge, note = lines[pipeline.name]
-            show_state(badge, pipeline.state, PIPELINE_STATES[pipeline.state])
-            put(note, f"{formatting.short_count(pipeline.lag)} to read" if pipeline.lag else "nothing to read")
+    def build(pipeline: PipelineView) -> Callable[[PipelineView], None]:
+        badge, note = _line(pipeline.name, "/pipelines")
+
+        def show(now: PipelineView) -> None:
+            show_state(badge, now.state, PIPELINE_STATES[now.state])
+            put(note, f"{formatting.short_count(now.lag)} to read" if now.lag else "nothing to read")
+
+        return show
+
+    each(live, place, lambda now: {p.name: p for p in now.pipelines}, build)
+    live(lambda now: made.set_visibility(bool(now.pipelines)))
 
 
-def _lately(desk: Desk, live: Live) -> None:
+def _lately(backend: Backend, live: Live) -> None:
     with card("What changed lately") as made:
         events = EventList(most=10)
-    with made.default_slot.children[0], element("span", "side"):
+    with side_of(made):
         link("Timeline", "/timeline")
-    live.past(lambda: desk.history.events(most=10), events.show)
+    live.past(lambda: backend.history.events(most=10), events.show)

@@ -12,25 +12,21 @@ from typing import Literal
 from nicegui import ui
 
 from headrace.console import formatting, pipelines
-from headrace.console.backend import Desk
-from headrace.console.charts import VIOLET, Line, TimeChart
-from headrace.console.pages.groups import offset_rows
+from headrace.console.backend import Backend
+from headrace.console.charts import VIOLET, FlowChart, FlowNode, Line, TimeChart
+from headrace.console.forms import EqualPanel, Verdict, attempt, button, confirm, dialog
+from headrace.console.pages.groups import offset_columns
 from headrace.console.pages.overview import PIPELINE_STATES
 from headrace.console.pipelines import DeadLettersView
-from headrace.console.tables import Column, Row, Table
+from headrace.console.tables import Column, Table
 from headrace.console.widgets import (
-    EqualPanel,
     Live,
     Tile,
-    Verdict,
-    attempt,
     box,
-    button,
     card,
-    confirm,
-    dialog,
     element,
     empty,
+    json_link,
     link,
     page,
     pairs,
@@ -42,26 +38,20 @@ from headrace.console.widgets import (
 from headrace.errors import HeadraceError
 from headrace.monitor import LedgerView, PipelineView, Point, Snapshot
 
-_OFFSETS = (
-    Column("topic", "Topic", "name"),
-    Column("partition", "Partition", "number"),
-    Column("position", "Offset", "number"),
-    Column("end", "End", "number"),
-    Column("lag", "Lag", "meter"),
-    Column("late", "Behind", "number", wide=True),
-)
+_OFFSETS = offset_columns(Column("offset", "Offset", "number", show=formatting.count))
 _OUTCOMES = ("written", "dead", "late", "filtered", "duplicate")
 
 
-def show(desk: Desk) -> None:
-    live = Live(desk)
+def show(backend: Backend) -> None:
+    live = Live(backend)
     with page("Pipelines") as side:
         with side:
-            element("a", "link", "JSON", href="/api/pipelines", target="_blank")
+            json_link("pipelines")
         nothing = empty(
             "account_tree", "No pipelines yet", "Declare one in headrace.toml, [pipelines.NAME]; then:",
             "headrace pipeline start NAME",
         )  # fmt: skip
+        graph = _Graph(backend)
         place = element("div", "stack")
     cards: list[_Card] = []
 
@@ -70,14 +60,15 @@ def show(desk: Desk) -> None:
         if [_declared(c.pipeline) for c in cards] != [_declared(p) for p in now.pipelines]:
             place.clear()
             with place:
-                cards[:] = [_Card(desk, pipeline) for pipeline in now.pipelines]
+                cards[:] = [_Card(backend, pipeline) for pipeline in now.pipelines]
         for made, pipeline in zip(cards, now.pipelines, strict=True):
             made.show(pipeline)
         nothing.set_visibility(not now.pipelines)
+        graph.refresh()
 
     def read() -> dict[str, tuple[list[Point], list[Point]]]:
         names, since = [made.pipeline.name for made in cards], time.time() - 900
-        lags, rates = (desk.history.many("pipeline", names, metric, since=since) for metric in ("lag", "rate"))
+        lags, rates = (backend.history.many("pipeline", names, metric, since=since) for metric in ("lag", "rate"))
         return {name: (lags[name], rates[name]) for name in names}
 
     def show_past(found: dict[str, tuple[list[Point], list[Point]]]) -> None:
@@ -92,11 +83,43 @@ def _declared(pipeline: PipelineView) -> tuple[object, ...]:
     return (pipeline.name, pipeline.sources, pipeline.steps, pipeline.sinks, pipeline.dead_letters)
 
 
+class _Graph:
+    """Pipelines and views as one picture, and the views in words; hidden where no view is declared."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self._shown: object = None
+        with card("Graph") as self._card:
+            self._problem = element("div", "problem", "")
+            self._chart = FlowChart()
+            self._views = element("div", "muted", "", style="white-space: pre-line")
+        self._card.set_visibility(False)
+
+    def refresh(self) -> None:
+        try:
+            nodes = pipelines.graph(self.backend)
+        except HeadraceError as error:
+            put(self._problem, error.problem)
+            self._problem.set_visibility(True)
+            self._card.set_visibility(True)
+            return
+        self._problem.set_visibility(False)
+        views = [node for node in nodes if node.kind == "view"]
+        self._card.set_visibility(bool(views))
+        if not views or nodes == self._shown:
+            return
+        self._shown = nodes
+        words = [f"{v.name} is made from {', '.join(i.partition(' ')[2] for i in v.inputs)}: {v.state}" for v in views]
+        shown = [FlowNode(node.id, node.name, node.kind, node.level, node.inputs) for node in nodes]
+        self._chart.show(shown, "Data flow. " + "; ".join(words))
+        put(self._views, "\n".join(words))
+
+
 class _Card:
     """One pipeline."""
 
-    def __init__(self, desk: Desk, pipeline: PipelineView) -> None:
-        self.desk = desk
+    def __init__(self, backend: Backend, pipeline: PipelineView) -> None:
+        self.backend = backend
         self.pipeline = pipeline
         with card(pipeline.name) as made:
             self._problem = element("div", "problem", "")
@@ -114,7 +137,7 @@ class _Card:
                     self._chart = TimeChart("count", label="Lag over time")
                     self._account = element("div", "muted", "", title="what became of every record, in all runs")
                 shown = _OFFSETS if len(pipeline.sources) > 1 else _OFFSETS[1:]
-                self._offsets = Table(shown, self._rows, key="place", sort=shown[0].name)
+                self._offsets = Table(shown, lambda: self.pipeline.offsets, key=lambda o: f"{o.topic}/{o.partition}")
         made.style("gap: 12px")
         with made.default_slot.children[0]:
             self._state = state("", "none")
@@ -122,9 +145,6 @@ class _Card:
                 button("Dead letters", self._letters, icon="mark_email_unread")
                 self._start = button("Start", partial(self._act, "start"), kind="primary", icon="play_arrow")
                 self._stop = button("Stop", partial(self._act, "stop"), icon="stop")
-
-    def _rows(self) -> list[Row]:
-        return offset_rows(self.pipeline.offsets)
 
     def show(self, pipeline: PipelineView) -> None:
         self.pipeline = pipeline
@@ -144,8 +164,8 @@ class _Card:
         self._show_ledger(pipeline.ledger)
         self._offsets.refresh()
         runs = pipeline.state in {"running", "waiting"}
-        self._start.set_visibility(not runs and not self.desk.read_only)
-        self._stop.set_visibility(runs and not self.desk.read_only)
+        self._start.set_visibility(not runs and not self.backend.read_only)
+        self._stop.set_visibility(runs and not self.backend.read_only)
 
     def show_past(self, lag: list[Point], rate: list[Point]) -> None:
         """The last quarter of an hour."""
@@ -165,15 +185,15 @@ class _Card:
     def _show_ledger(self, ledger: LedgerView | None) -> None:
         if ledger is None:
             return
-        told = f"{formatting.plural(ledger.read, 'record')} read"
-        self._ledger.show("balances" if ledger.balanced else "is wrong", told, "" if ledger.balanced else "bad")
+        read = f"{formatting.plural(ledger.read, 'record')} read"
+        self._ledger.show("balances" if ledger.balanced else "is wrong", read, "" if ledger.balanced else "bad")
         self._dead.show(formatting.count(ledger.dead + ledger.late), f"{ledger.dead:,} dead, {ledger.late:,} late")
         counts = {outcome: getattr(ledger, outcome) for outcome in _OUTCOMES}
         parts = " + ".join(f"{count:,} {outcome}" for outcome, count in counts.items() if count or outcome == "written")
         put(self._account, f"{ledger.read:,} read {'=' if ledger.balanced else '≠'} {parts}")
 
-    async def _act(self, verb: Literal["start", "stop"]) -> None:
-        name, desk = self.pipeline.name, self.desk
+    def _act(self, verb: Literal["start", "stop"]) -> None:
+        name, backend = self.pipeline.name, self.backend
         text, work, done = {
             "start": (
                 "It runs in the background and shares one Spark driver with the others.",
@@ -186,14 +206,14 @@ class _Card:
                 "stopped",
             ),
         }[verb]
-        equal = desk.commands.pipeline(verb, name)
-        await confirm(
-            f"{verb.capitalize()} {name}?", text, equal, lambda: work(desk, name),
+        equal = backend.commands.pipeline(verb, name)
+        confirm(
+            f"{verb.capitalize()} {name}?", text, equal, lambda: work(backend, name),
             action=verb.capitalize(), done=f"{name} {done}", kind="primary",
         )  # fmt: skip
 
     async def _letters(self) -> None:
-        await show_letters(self.desk, self.pipeline)
+        await show_letters(self.backend, self.pipeline)
 
 
 def _flow(pipeline: PipelineView) -> None:
@@ -226,7 +246,7 @@ def _stop(text: str, *, dead: bool = False) -> None:
         link(name, topic_href(name)) if kind == "topic" else element("div", text=name)
 
 
-async def show_letters(desk: Desk, pipeline: PipelineView) -> None:
+async def show_letters(backend: Backend, pipeline: PipelineView) -> None:
     """The dead letters by rule and reason, each with samples and a way back."""
     name = pipeline.name
     with dialog(f"Dead letters of {name}", wide=True) as made:
@@ -237,7 +257,7 @@ async def show_letters(desk: Desk, pipeline: PipelineView) -> None:
             button("Close", made.close, kind="primary")
 
     async def load() -> None:
-        found = await attempt(lambda: pipelines.dead_letters(desk, name))
+        found = await attempt(lambda: pipelines.dead_letters(backend, name))
         if isinstance(found, HeadraceError):
             verdict.problem(found)
             return
@@ -247,36 +267,36 @@ async def show_letters(desk: Desk, pipeline: PipelineView) -> None:
             if not found:
                 empty("mark_email_read", "No dead letters", f"{name} could use every record that it has read.")
             for group in found:
-                _group(desk, name, group)
+                _group(backend, name, group)
 
     with made:
         ui.timer(0.05, load, once=True)
 
 
-def _group(desk: Desk, name: str, group: DeadLettersView) -> None:
+def _group(backend: Backend, name: str, group: DeadLettersView) -> None:
     with element("section", "card"):
         with element("h2", "title"):
             element("span", text=f"{group.records:,} by {group.rule}")
             element("span", "tag", group.outcome)
             with element("span", "side"):
                 again = button("Redrive", icon="replay")
-                again.set_enabled(not desk.read_only)
+                again.set_enabled(not backend.read_only)
         element("div", text=group.reason)
         between = f"{formatting.moment(group.first_ms or -1)} to {formatting.moment(group.last_ms or -1)}"
-        told = f", {group.redriven:,} already redriven" if group.redriven else ""
-        element("div", "muted", f"{formatting.size(group.size_bytes)}, {between}{told}")
+        redriven = f", {group.redriven:,} already redriven" if group.redriven else ""
+        element("div", "muted", f"{formatting.size(group.size_bytes)}, {between}{redriven}")
         for sample in group.samples:
             element("div", "muted", f"{sample.origin}: {sample.words}", style="margin-top: 8px")
             shown = sample.value.text if sample.value.text is not None else "null"
             element("div", "payload", shown[:600], style="max-height: 120px", tabindex="0")
         place = element("div", "stack tight", style="margin-top: 8px")
-    again.on("click", lambda: _redrive(desk, name, group, place))
+    again.on("click", lambda: _redrive(backend, name, group, place))
 
 
-async def _redrive(desk: Desk, name: str, group: DeadLettersView, place: ui.element) -> None:
+async def _redrive(backend: Backend, name: str, group: DeadLettersView, place: ui.element) -> None:
     """First what would be sent, then it is sent."""
     rules, reasons = [group.rule], [group.reason]
-    found = await attempt(lambda: pipelines.send_again(desk, name, rules, reasons, dry=True))
+    found = await attempt(lambda: pipelines.send_again(backend, name, rules, reasons, dry=True))
     place.clear()
     with place:
         verdict = Verdict()
@@ -292,14 +312,14 @@ async def _redrive(desk: Desk, name: str, group: DeadLettersView, place: ui.elem
                 ("Stay", f"{found.marked:,} redriven before, {found.looping:,} stopped by the loop guard"),
             ]
         )
-        EqualPanel(desk.commands.redrive(name, group.rule, group.reason))
+        EqualPanel(backend.commands.redrive(name, group.rule, group.reason))
         with element("div", "row end"):
             send = button("Send them again", kind="danger")
             send.set_enabled(found.sent > 0)
 
     async def run() -> None:
         send.props("loading")
-        result = await attempt(lambda: pipelines.send_again(desk, name, rules, reasons, dry=False))
+        result = await attempt(lambda: pipelines.send_again(backend, name, rules, reasons, dry=False))
         send.props(remove="loading")
         if isinstance(result, HeadraceError):
             verdict.problem(result)

@@ -5,53 +5,40 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+import msgspec
 from nicegui import ui
 
-from headrace.console import formatting, widgets
+from headrace.console import formatting, forms, widgets
 from headrace.console.api import wanted
-from headrace.console.backend import Desk, NewRecord
-from headrace.console.tables import Column, Row, Table
-from headrace.console.widgets import (
-    Address,
-    EqualPanel,
-    Live,
-    Verdict,
-    attempt,
-    box,
-    button,
-    dialog,
-    element,
-    empty,
-    no_topic,
-    once_known,
-    page,
-    pairs,
-    put,
-    quoted,
-    select,
-    topic_href,
-)  # fmt: skip
+from headrace.console.backend import Backend, NewRecord
+from headrace.console.commands import Equal
+from headrace.console.forms import EqualPanel, Form, Verdict, attempt, button, dialog, select
+from headrace.console.tables import Column, Table
+from headrace.console.widgets import Address, Live, box, element, empty, no_topic, once_known, page, pairs, put, quoted
 from headrace.errors import HeadraceError
+from headrace.kafka import Start
+from headrace.kafka.browse import BrowsedRecord, Page, Query, Shown, Tail
 from headrace.monitor import Snapshot
-from headrace.transport.browse import Page, Query
-from headrace.transport.render import Shown
-from headrace.transport.tail import Tail
-from headrace.transport.visibility import BrowsedRecord
+
+if TYPE_CHECKING:
+    from nicegui.events import ValueChangeEventArguments
 
 _COLUMNS = (
-    Column("offset", "Offset", "open", sortable=False),
+    Column("offset", "Offset", "open", show=formatting.count, sortable=False),
     Column("partition", "Partition", "number", sortable=False, wide=True),
-    Column("time", "Time", "mono", sortable=False, wide=True),
-    Column("mark", "Fate", "mark", sortable=False),
-    Column("key", "Key", "clip", sortable=False),
-    Column("type", "Type", "tag", sortable=False, wide=True),
-    Column("value", "Value", "clip", sortable=False),
-    Column("size", "Size", "number", sortable=False, wide=True),
-)
+    Column("time", "Time", "mono", lambda r: formatting.short_moment(r.timestamp_ms), sortable=False, wide=True),
+    Column("mark", "Fate", "mark", lambda r: r.mark if r.sure or r.mark == "unknown" else f"{r.mark}?",
+           more=lambda r: r.mark, sortable=False),
+    Column("key", "Key", "clip", lambda r: _text(r.key)[:120] if r.mark != "control" else "", sortable=False),
+    Column("type", "Type", "tag", lambda r: _type(r.value) if r.mark != "control" else "", sortable=False, wide=True),
+    Column("value", "Value", "clip", lambda r: _text(r.value)[:300], sortable=False),
+    Column("size", "Size", "number", lambda r: formatting.size(r.size_bytes) if r.mark != "control" else "",
+           sortable=False, wide=True),
+)  # fmt: skip
 _STARTS = {"end": "Newest", "beginning": "Oldest", "offset": "From offset", "time": "From time"}
 _FATES = {
     "committed": "read_committed consumers get it",
@@ -65,26 +52,26 @@ _TAIL_ROWS = 200
 _TEXTS = ("at", "key", "contains", "header", "where")
 
 
-def show(desk: Desk, name: str | None = None) -> None:
+def show(backend: Backend, name: str | None = None) -> None:
     """The page for any topic; with a name, of that one."""
-    live = Live(desk)
-    topics = [topic.name for topic in desk.now.topics.values() if not topic.internal or topic.name == name]
+    live = Live(backend)
+    topics = [topic.name for topic in backend.now.topics.values() if not topic.internal or topic.name == name]
 
-    def choose(event: Any) -> None:
-        if event.value in desk.now.topics:
+    def choose(event: ValueChangeEventArguments[str]) -> None:
+        if event.value in backend.now.topics:
             ui.navigate.to(f"/records/{quoted(event.value)}")
 
     with page("Records" if not name else f"Records of {name}") as side:
         with side:
             chosen = name if name in topics else None
             select("Topic", topics, chosen, with_input=True, on_change=choose).style("min-width: 260px")
-            if name and not desk.read_only:
-                button("Produce", lambda: produce(desk, name), kind="primary", icon="send")
+            if name and not backend.read_only:
+                button("Produce", lambda: produce(backend, name), kind="primary", icon="send")
         if name is None:
             empty("receipt_long", "Choose a topic", "Its newest records appear here, and new ones as they are written.")
         else:
             found = once_known(live, lambda now: name in now.topics, lambda: no_topic(name))
-            found(lambda: browse(desk, name, live))
+            found(lambda: browse(backend, name, live))
 
 
 @dataclass
@@ -136,9 +123,9 @@ class _Asked:
         return f"/api/topics/{quoted(topic)}/export?" + urlencode({k: v for k, v in given.items() if v != ""})
 
 
-def browse(desk: Desk, topic: str, live: Live) -> None:
+def browse(backend: Backend, topic: str, live: Live) -> None:
     """The controls, the log as a bar, and the records."""
-    _Browsing(desk, topic, live)
+    _Browsing(backend, topic, live)
 
 
 @dataclass
@@ -159,15 +146,15 @@ class _Shown:
         self.order = [*(_key(r) for r in reversed(records)), *self.order][:_TAIL_ROWS]
         self.records = {key: self.records[key] for key in self.order}
 
-    def rows(self) -> list[Row]:
-        return [_row(self.records[key]) for key in self.order]
+    def rows(self) -> list[BrowsedRecord]:
+        return [self.records[key] for key in self.order]
 
 
 class _Browsing:
     """One visit to the records of a topic."""
 
-    def __init__(self, desk: Desk, topic: str, live: Live) -> None:
-        self.desk = desk
+    def __init__(self, backend: Backend, topic: str, live: Live) -> None:
+        self.backend = backend
         self.topic = topic
         self.address = live.address
         self.asked = _Asked.said(live.address)
@@ -187,7 +174,7 @@ class _Browsing:
                 self.nothing = empty("receipt_long", "No records", "None match, or none have been written yet.",
                                      f"echo hello | headrace produce {topic}")  # fmt: skip
                 self.table = Table(
-                    _COLUMNS, self.shown.rows, key="id", in_order=True, per_page=500, paged=False, on_open=self._open
+                    _COLUMNS, self.shown.rows, key=_key, in_order=True, per_page=500, paged=False, on_open=self._open
                 )
             self.equal = EqualPanel()
         self.nothing.set_visibility(False)
@@ -205,11 +192,11 @@ class _Browsing:
             self.partition = select("Partition", {"all": "All", number: number.capitalize()}, number)
             self.partition.style("min-width: 110px; flex: 0 1 120px")
             start = select("Start at", _STARTS, asked.start).style("flex: 0 1 150px")
-            at = widgets.field("Offset or time", asked.at).props('placeholder="1500, 2026-05-01T12:00, -15min"')
+            at = forms.field("Offset or time", asked.at).props('placeholder="1500, 2026-05-01T12:00, -15min"')
             at.style("flex: 0 1 220px")
             at.set_visibility(asked.start in {"offset", "time"})
             limit = select("Show", _LIMITS, asked.limit).style("flex: 0 0 96px")
-            where = widgets.field("Expression", asked.where).props("placeholder='value.trip > 1000 and \"bus\" in key'")
+            where = forms.field("Expression", asked.where).props("placeholder='value.trip > 1000 and \"bus\" in key'")
             where.style("flex: 1 1 240px")
             with ui.button(icon="filter_list", color=None).props('flat dense round aria-label="More filters"'):
                 self._filters()
@@ -219,11 +206,11 @@ class _Browsing:
                 "a", "link nowrap", "Export", href=asked.export(self.topic), target="_blank", download=""
             )
 
-        def started(event: Any) -> None:
+        def started(event: ValueChangeEventArguments[str]) -> None:
             asked.start = event.value if event.value in _STARTS else "end"
             at.set_visibility(asked.start in {"offset", "time"})
 
-        def chose_partition(event: Any) -> None:
+        def chose_partition(event: ValueChangeEventArguments[str]) -> None:
             asked.partition = int(event.value) if str(event.value).isdecimal() else None
 
         start.on_value_change(started)
@@ -242,7 +229,7 @@ class _Browsing:
                 ("Value contains", "contains", "text in the value's bytes"),
                 ("Header", "header", "name, or name=value"),
             ):
-                made = widgets.field(label, getattr(asked, name)).props(f'placeholder="{hint}" clearable')
+                made = forms.field(label, getattr(asked, name)).props(f'placeholder="{hint}" clearable')
                 made.on_value_change(lambda event, name=name: setattr(asked, name, event.value or ""))
                 made.on("keydown.enter", self.load)
 
@@ -259,57 +246,53 @@ class _Browsing:
         """The records that the controls ask for."""
         self._stop()
         self.asked.say(self.address)
+        query = self._query()
+        if query:
+            await self._show(query)
+
+    def _query(self) -> Query | None:
+        """What the controls ask for; None if that makes no sense, and the page says why."""
         try:
-            query = self.asked.query(self.topic)
+            return self.asked.query(self.topic)
         except HeadraceError as error:
             self.verdict.problem(error)
-            return
-        await self._show(query)
+            return None
 
     async def _turn(self, *, backwards: bool) -> None:
         """The page before or after the one that is shown."""
-        if self.page is None:
+        query = self._query()
+        if self.page is None or query is None:
             return
         positions = {s.partition: (s.first if backwards else s.next) or 0 for s in self.page.spans}
-        try:
-            asked = self.asked.query(self.topic)
-        except HeadraceError as error:
-            self.verdict.problem(error)
-            return
-        start = wanted(self.topic, "end" if backwards else "beginning", asked.limit).start
-        query = Query(
-            asked.topic, start=start, limit=asked.limit, partitions=asked.partitions, positions=positions,
-            key=asked.key, contains=asked.contains, header=asked.header, expression=asked.expression,
-        )  # fmt: skip
-        await self._show(query)
+        start = Start.parse("end" if backwards else "beginning")
+        await self._show(replace(query, start=start, positions=positions))
 
     async def _show(self, query: Query) -> None:
         self.go.props("loading")
-        found = await attempt(lambda: self.desk.browser.page(query))
+        found = await attempt(lambda: self.backend.browser.page(query))
         self.go.props(remove="loading")
         if isinstance(found, HeadraceError):
             self.verdict.problem(found)
             return
         self.verdict.clear()
         self.page = found
-        newest_first = found.records if query.start.kind == "end" else tuple(found.records)
-        self.shown.put(newest_first)
+        self.shown.put(found.records)
         self._paint(found, query)
 
     def _paint(self, found: Page, query: Query) -> None:
         self.table.refresh()
         self.table.table.set_visibility(bool(found.records))
         self.nothing.set_visibility(not found.records)
-        told = formatting.plural(len(found.records), "record")
+        summary = formatting.plural(len(found.records), "record")
         if query.filtered:
-            told += f" of {found.looked_at:,} scanned"
+            summary += f" of {found.looked_at:,} scanned"
             if not found.complete:
-                told += "; timed out: continue with Older or Newer"
+                summary += "; timed out: continue with Older or Newer"
         if found.silent:
-            told += f"; partition {', '.join(map(str, found.silent))} has no leader that answers"
+            summary += f"; partition {', '.join(map(str, found.silent))} has no leader that answers"
         for lost in found.damaged:
-            told += f"; left out, because a batch is damaged: {lost}"
-        put(self.summary, told)
+            summary += f"; left out, because a batch is damaged: {lost}"
+        put(self.summary, summary)
         self._log(found)
         widgets.attribute(self.export, "href", self.asked.export(self.topic))
         begun = any((s.first or 0) > s.begin for s in found.spans)
@@ -317,7 +300,7 @@ class _Browsing:
         self.older.set_enabled(begun)
         self.newer.set_enabled(ended)
         self.equal.show(
-            self.desk.commands.consume(self.topic, self.asked.start_text, self.asked.limit, self.asked.partition)
+            self.backend.commands.consume(self.topic, self.asked.start_text, self.asked.limit, self.asked.partition)
         )
 
     def _log(self, found: Page) -> None:
@@ -350,14 +333,12 @@ class _Browsing:
         if self.tail is not None:
             self._stop()
             return
-        topic = self.desk.now.topics.get(self.topic)
-        try:
-            query = self.asked.query(self.topic)
-        except HeadraceError as error:
-            self.verdict.problem(error)
+        topic = self.backend.now.topics.get(self.topic)
+        query = self._query()
+        if query is None:
             return
         partitions = query.partitions or tuple(p.partition for p in (topic.partitions if topic else ()))
-        self.tail = Tail(self.desk.target.connection, query, partitions, self.desk.look)
+        self.tail = Tail(self.backend.target.connection, query, partitions, self.backend.look)
         self.tail.start()
         self.follow.set_text("Stop")
         self.follow.props("icon=stop")
@@ -383,7 +364,7 @@ class _Browsing:
             self.shown.push(taken.records)
         undecided = [(r.partition, r.offset) for r in self.shown.records.values() if r.mark in {"unknown", "open"}]
         if undecided:
-            marks = await attempt(lambda: self.desk.browser.marks(self.topic, undecided))
+            marks = await attempt(lambda: self.backend.browser.marks(self.topic, undecided))
             if not isinstance(marks, HeadraceError):
                 self._mark(marks)
         self.table.refresh()
@@ -393,22 +374,17 @@ class _Browsing:
         put(self.summary, taken.problem or f"following: {taken.seen:,} written since{filtered}; the newest are shown")
 
     def _mark(self, marks: Any) -> None:
-        from msgspec.structs import replace
-
         for key, record in list(self.shown.records.items()):
             mark = marks.get((record.partition, record.offset))
             if mark is not None:
-                self.shown.records[key] = replace(record, mark=mark)
+                self.shown.records[key] = msgspec.structs.replace(record, mark=mark)
 
     # -- one record ---------------------------------------------------------------------------------------------
 
-    async def _open(self, row: Row) -> None:
-        record = self.shown.records.get(row["id"])
-        if record is None:
-            return
+    async def _open(self, record: BrowsedRecord) -> None:
         partition, offset = record.partition, record.offset
         if record.mark != "control":
-            found = await attempt(lambda: self.desk.browser.record(self.topic, partition, offset))
+            found = await attempt(lambda: self.backend.browser.record(self.topic, partition, offset))
             if not isinstance(found, HeadraceError):
                 record = found[0]
         look_into(record)
@@ -444,10 +420,10 @@ def look_into(record: BrowsedRecord) -> None:
 
 
 def _part(label: str, shown: Shown) -> None:
-    told = _type(shown)
+    kind = _type(shown)
     if shown.cut:
-        told += f", {formatting.size(shown.size_bytes)}: only the beginning is shown"
-    element("div", "muted", f"{label} · {told}")
+        kind += f", {formatting.size(shown.size_bytes)}: only the beginning is shown"
+    element("div", "muted", f"{label} · {kind}")
     if shown.error:
         element("div", "problem", shown.error)
     element("div", "payload", _pretty(shown), tabindex="0")
@@ -479,42 +455,13 @@ def _key(record: BrowsedRecord) -> str:
     return f"{record.partition}/{record.offset}"
 
 
-def _row(record: BrowsedRecord) -> Row:
-    key = _key(record)
-    return {
-        "id": key,
-        "offset": f"{record.offset:,}",
-        "offset_key": key,
-        "partition": record.partition,
-        "time": formatting.short_moment(record.timestamp_ms),
-        "mark": record.mark if record.sure or record.mark == "unknown" else f"{record.mark}?",
-        "mark_mark": record.mark,
-        "key": _text(record.key)[:120] if record.mark != "control" else "",
-        "type": _type(record.value) if record.mark != "control" else "",
-        "value": _text(record.value)[:300],
-        "size": formatting.size(record.size_bytes) if record.mark != "control" else "",
-    }
-
-
 # -- producing --------------------------------------------------------------------------------------------------
 
 
-def produce(desk: Desk, topic: str) -> None:
+def produce(backend: Backend, topic: str) -> None:
     """A form for one record."""
-    known = desk.now.topics.get(topic)
+    known = backend.now.topics.get(topic)
     partitions = {"": "by key"} | {str(p.partition): str(p.partition) for p in (known.partitions if known else ())}
-    with dialog(f"Produce to {topic}") as asking:
-        with element("div", "fields"):
-            key = widgets.field("Key").props('placeholder="none"')
-            partition = select("Partition", partitions, "")
-        value = ui.textarea("Value").props("outlined dense stack-label autofocus rows=6").classes("mono")
-        headers = widgets.field("Headers").props('placeholder="source=console, kind=test"')
-        null = ui.switch("null: a tombstone, which deletes the key in a compacted topic").props("dense")
-        equal = EqualPanel()
-        verdict = Verdict()
-        with element("div", "row end"):
-            button("Close", asking.close)
-            act = button("Send", kind="primary", icon="send")
 
     def named() -> dict[str, str]:
         found = (part.partition("=") for part in (headers.value or "").split(",") if part.strip())
@@ -526,23 +473,22 @@ def produce(desk: Desk, topic: str) -> None:
     def text() -> str | None:
         return None if null.value else value.value or ""
 
-    def changed() -> None:
+    def changed() -> Equal:
         value.set_enabled(not null.value)
-        equal.show(desk.commands.produce(topic, key.value or None, text(), named(), chosen()))
+        return backend.commands.produce(topic, key.value or None, text(), named(), chosen())
 
-    async def send() -> None:
-        act.props("loading")
-        result = await attempt(lambda: desk.produce(NewRecord.of(topic, text(), key.value or None, named(), chosen())))
-        act.props(remove="loading")
-        if isinstance(result, HeadraceError):
-            verdict.problem(result)
-        else:
-            verdict.good(f"written to partition {result[0]} at offset {result[1]:,}")
-
-    for widget in (key, value, headers, null, partition):
-        widget.on_value_change(lambda _: changed())
-    act.on("click", send)
-    changed()
-
-
-__all__ = ["browse", "look_into", "produce", "show", "topic_href"]
+    with Form(f"Produce to {topic}", changed, cancel="Close") as form:
+        with element("div", "fields"):
+            key = forms.field("Key").props('placeholder="none"')
+            partition = select("Partition", partitions, "")
+        value = forms.text_area("Value", 6).props("autofocus")
+        headers = forms.field("Headers").props('placeholder="source=console, kind=test"')
+        null = ui.switch("null: a tombstone, which deletes the key in a compacted topic").props("dense")
+    form.action(
+        "Send",
+        lambda: backend.produce(NewRecord.of(topic, text(), key.value or None, named(), chosen())),
+        lambda at: f"written to partition {at[0]} at offset {at[1]:,}",
+        icon="send",
+        closes=False,
+    )
+    form.follow(key, value, headers, null, partition)

@@ -4,77 +4,51 @@ from __future__ import annotations
 
 import difflib
 import json
-from typing import Any
 
 from nicegui import ui
 
-from headrace.console import formatting, widgets
-from headrace.console.backend import Desk
-from headrace.console.tables import Column, Row, Table
-from headrace.console.widgets import (
-    EqualPanel,
-    Live,
-    Verdict,
-    attempt,
-    button,
-    card,
-    confirm,
-    dialog,
-    element,
-    empty,
-    page,
-    quoted,
-    select,
-)  # fmt: skip
+from headrace.console import formatting
+from headrace.console.backend import Backend
+from headrace.console.forms import Form, Verdict, attempt, button, confirm, field, search, select, text_area
+from headrace.console.tables import Column, Table
+from headrace.console.widgets import Live, card, element, empty, json_link, page, quoted, side_of
 from headrace.errors import HeadraceError
 from headrace.monitor import Snapshot
-from headrace.transport.schemas import LEVELS, Schema, Version
+from headrace.schemas import LEVELS, Schema, Version
+from headrace.schemas import Verdict as CompatibilityCheck
 
-_LIST = (
-    Column("subject", "Subject", "link"),
-    Column("kind", "Type", "tag"),
-    Column("versions", "Versions", "number"),
-    Column("id", "Latest id", "number", wide=True),
-    Column("level", "Compatibility"),
-)
 _KINDS = {"AVRO": "Avro", "JSON": "JSON Schema", "PROTOBUF": "Protobuf"}
+_LIST = (
+    Column("subject", "Subject", "link", more=lambda s: f"/schema?name={quoted(s.subject)}"),
+    Column("kind", "Type", "tag", show=lambda kind: _KINDS.get(kind or "", kind or "")),
+    Column("versions", "Versions", "number", lambda s: None if s.versions is None else len(s.versions)),
+    Column("id", "Latest id", "number", lambda s: s.schema_id, wide=True),
+    Column("level", "Compatibility", show=lambda level: level or formatting.DASH),
+)
 _EXAMPLE = '{"type": "record", "name": "Ride", "fields": [{"name": "id", "type": "int"}]}'
 
 
-def show(desk: Desk) -> None:
-    live = Live(desk)
+def show(backend: Backend) -> None:
+    live = Live(backend)
     table: Table
 
-    def rows() -> list[Row]:
-        return [
-            {
-                "subject": s.subject,
-                "subject_href": f"/schema?name={quoted(s.subject)}",
-                "kind": _KINDS.get(s.kind or "", s.kind or ""),
-                "versions": len(s.versions) if s.versions is not None else formatting.DASH,
-                "id": s.schema_id if s.schema_id is not None else formatting.DASH,
-                "level": s.level or formatting.DASH,
-            }
-            for s in desk.now.subjects or ()
-        ]
-
-    with page("Schemas", desk.now.registry) as side:
-        if desk.target.registry is None:
+    with page("Schemas", backend.now.registry) as side:
+        if backend.target.registry is None:
             empty("schema", "There is no schema registry here", "Start one beside the cluster:",
                   "headrace up --with registry")  # fmt: skip
             return
         with side:
-            widgets.search(live, lambda text: table.search(text))
-            element("a", "link", "JSON", href="/api/schemas", target="_blank")
-            button("Register schema", lambda: register(desk, ""), kind="primary", icon="add").set_enabled(
-                not desk.read_only
+            search(live, lambda text: table.search(text))
+            json_link("schemas")
+            button("Register schema", lambda: register(backend, ""), kind="primary", icon="add").set_enabled(
+                not backend.read_only
             )
         with element("section", "card"):
             nothing = empty("schema", "No subjects yet", "Register the first schema with the button above, or:",
                             "headrace schema register rides-value ride.avsc")  # fmt: skip
             away = empty("cloud_off", "The registry does not answer", "Its schemas are shown when it is back:",
                          "headrace start registry")  # fmt: skip
-            table = Table(_LIST, rows, key="subject", sort="subject")
+            table = Table(_LIST, lambda: backend.now.subjects or (), key=lambda s: s.subject)
             table.search(live.address.get("filter"))
 
     @live
@@ -85,18 +59,18 @@ def show(desk: Desk) -> None:
         table.table.set_visibility(bool(now.subjects))
 
 
-def show_one(desk: Desk, name: str = "") -> None:
+def show_one(backend: Backend, name: str = "") -> None:
     versions: dict[int, Version] = {}
     with page(name or "Schema", crumb=("Schemas", "/schemas")) as side:
         with side:
-            if not desk.read_only:
-                button("Check or register", lambda: register(desk, name), kind="primary", icon="add")
-                button("Compatibility", lambda: _level(desk, name), icon="rule")
-                button("Delete", lambda: _delete(desk, name), kind="danger-plain", icon="delete")
+            if not backend.read_only:
+                button("Check or register", lambda: register(backend, name), kind="primary", icon="add")
+                button("Compatibility", lambda: _level(backend, name), icon="rule")
+                button("Delete", lambda: _delete(backend, name), kind="danger-plain", icon="delete")
         verdict = Verdict()
         with card("Versions side by side") as made:
             diff = element("div")
-        with made.default_slot.children[0], element("span", "side"):
+        with side_of(made):
             left = select("Left", [], None).style("min-width: 110px")
             right = select("Right", [], None).style("min-width: 110px")
 
@@ -106,8 +80,12 @@ def show_one(desk: Desk, name: str = "") -> None:
             if left.value in versions and right.value in versions:
                 _diff(versions[left.value], versions[right.value])
 
+    def read() -> list[Version]:
+        registry = backend.registry
+        return [registry.version(name, number) for number in registry.versions(name)]
+
     async def load() -> None:
-        found = await attempt(lambda: [desk.registry.version(name, number) for number in desk.registry.versions(name)])
+        found = await attempt(read)
         if isinstance(found, HeadraceError):
             verdict.problem(found)
             return
@@ -151,91 +129,58 @@ def _diff(old: Version, new: Version) -> None:
                         element("div", f"line {mark}" if changed else "line", text)
 
 
-def register(desk: Desk, subject: str) -> None:
+def register(backend: Backend, subject: str) -> None:
     """A form that checks a schema against the subject, and registers it."""
-    with dialog("Check or register a schema", wide=True) as asking:
+
+    def wanted() -> tuple[str, Schema]:
+        return (name.value or "").strip(), Schema(text.value or "", kind.value if kind.value in _KINDS else "AVRO")
+
+    def check() -> CompatibilityCheck:
+        found = backend.check_schema(*wanted())
+        if found.compatible:
+            return found
+        why, hint = "; ".join(found.breaks) or None, "; or ".join(found.remedies) or None
+        raise HeadraceError(f"the subject would refuse it: it is not {found.level} compatible", why=why, hint=hint)
+
+    def accepted(found: CompatibilityCheck) -> str:
+        against = f"version {', '.join(map(str, found.against))}" if found.against else "a new subject"
+        return f"the subject would accept it: {found.level} compatible with {against}"
+
+    with Form(
+        "Check or register a schema",
+        lambda: backend.commands.register_schema(name.value or "SUBJECT", str(kind.value)),
+        wide=True,
+        cancel="Close",
+    ) as form:
         with element("div", "fields"):
-            name = widgets.field("Subject", subject).props('placeholder="TOPIC-value"')
+            name = field("Subject", subject).props('placeholder="TOPIC-value"')
             kind = select("Type", _KINDS, "AVRO")
-        text = (
-            ui.textarea("Schema").props(f"outlined dense stack-label rows=12 placeholder='{_EXAMPLE}'").classes("mono")
-        )
-        equal = EqualPanel()
-        verdict = Verdict()
-        with element("div", "row end"):
-            button("Close", asking.close)
-            check = button("Check", icon="rule")
-            act = button("Register", kind="primary")
-
-    def schema() -> Schema:
-        return Schema(text.value or "", kind.value if kind.value in _KINDS else "AVRO")
-
-    def changed() -> None:
-        equal.show(desk.commands.register_schema(name.value or "SUBJECT", str(kind.value)))
-
-    async def try_it() -> None:
-        found = await attempt(lambda: desk.check_schema((name.value or "").strip(), schema()))
-        if isinstance(found, HeadraceError):
-            verdict.problem(found)
-        elif found.compatible:
-            against = f"version {', '.join(map(str, found.against))}" if found.against else "a new subject"
-            verdict.good(f"the subject would accept it: {found.level} compatible with {against}")
-        else:
-            why = "; ".join(found.breaks) or None
-            hint = "; or ".join(found.remedies) or None
-            problem = f"the subject would refuse it: it is not {found.level} compatible"
-            verdict.problem(HeadraceError(problem, why=why, hint=hint))
-
-    async def run() -> None:
-        act.props("loading")
-        found = await attempt(lambda: desk.register_schema((name.value or "").strip(), schema()))
-        act.props(remove="loading")
-        if isinstance(found, HeadraceError):
-            verdict.problem(found)
-        else:
-            verdict.good(f"registered with the id {found}")
-
-    name.on_value_change(lambda _: changed())
-    kind.on_value_change(lambda _: changed())
-    check.on("click", try_it)
-    act.on("click", run)
-    changed()
+        text = text_area("Schema", 12).props(f"placeholder='{_EXAMPLE}'")
+    form.action("Check", check, accepted, kind="plain", icon="rule", closes=False)
+    form.action("Register", lambda: backend.register_schema(*wanted()), lambda found: f"registered with the id {found}",
+                closes=False)  # fmt: skip
+    form.follow(name, kind, text)
 
 
-def _level(desk: Desk, subject: str) -> None:
-    known = next((s for s in desk.now.subjects or () if s.subject == subject), None)
-    with dialog(f"Compatibility of {subject}") as asking:
+def _level(backend: Backend, subject: str) -> None:
+    known = next((s for s in backend.now.subjects or () if s.subject == subject), None)
+    with Form(
+        f"Compatibility of {subject}", lambda: backend.commands.set_compatibility(subject, str(level.value))
+    ) as form:
         level = select("Level", list(LEVELS), known.level if known and known.level in LEVELS else "BACKWARD")
         element("div", "muted", "BACKWARD: readers with the new schema read old records. FORWARD: readers with the old "
                 "one read new records. TRANSITIVE: with all versions, not only the last.")  # fmt: skip
-        equal = EqualPanel()
-        verdict = Verdict()
-        with element("div", "row end"):
-            button("Cancel", asking.close)
-            act = button("Set", kind="primary")
-
-    def changed(_: Any = None) -> None:
-        equal.show(desk.commands.set_compatibility(subject, str(level.value)))
-
-    async def run() -> None:
-        found = await attempt(lambda: desk.set_compatibility(subject, str(level.value)))
-        if isinstance(found, HeadraceError):
-            verdict.problem(found)
-            return
-        asking.close()
-        ui.notify(f"{subject} is {level.value} from now on", type="positive", position="bottom-right")
-
-    level.on_value_change(changed)
-    act.on("click", run)
-    changed()
+    form.action("Set", lambda: backend.set_compatibility(subject, str(level.value)),
+                lambda _: f"{subject} is {level.value} from now on")  # fmt: skip
+    form.follow(level)
 
 
-async def _delete(desk: Desk, subject: str) -> None:
-    await confirm(
+def _delete(backend: Backend, subject: str) -> None:
+    confirm(
         f"Delete the subject {subject}?",
         "A soft delete: its ids stay valid, so records stay readable; the subject accepts a new first version.",
-        desk.commands.delete_subject(subject),
-        lambda: desk.delete_subject(subject),
+        backend.commands.delete_subject(subject),
+        lambda: backend.delete_subject(subject),
         action="Delete the subject",
         done=f"{subject} is deleted",
     )

@@ -9,48 +9,50 @@ from typing import Any
 from nicegui import ui
 
 from headrace.console import formatting, storage
-from headrace.console.backend import Desk
+from headrace.console.backend import Backend
+from headrace.console.forms import Verdict, attempt, select
 from headrace.console.storage import BatchView, SegmentView
-from headrace.console.tables import Column, Row, Table
-from headrace.console.widgets import Tile, Verdict, attempt, box, card, element, empty, select
+from headrace.console.tables import Column, Table
+from headrace.console.widgets import Tile, box, card, element, empty, put, side_of
 from headrace.errors import HeadraceError
 
 _SEGMENTS = (
-    Column("base", "First offset", "open", sortable=False),
-    Column("next", "Up to", "number", sortable=False),
+    Column("base", "First offset", "open", lambda s: f"{s.base_offset:,}", sortable=False),
+    Column("next", "Up to", "number", lambda s: f"{s.next_offset:,}", sortable=False),
     Column("file", "File", "mono", sortable=False, wide=True),
-    Column("size", "Log", "number", sortable=False),
-    Column("index", "Indexes", "number", sortable=False, wide=True),
-    Column("young", "Youngest record", "mono", sortable=False, wide=True),
-    Column("fate", "Retention", sortable=False),
+    Column("size", "Log", "number", lambda s: formatting.size(s.size_bytes), sortable=False),
+    Column("index", "Indexes", "number", lambda s: formatting.size(s.index_bytes), sortable=False, wide=True),
+    Column("young", "Youngest record", "mono", lambda s: _youngest(s), sortable=False, wide=True),
+    Column("fate", "Retention", of=lambda s: _fate(s), sortable=False),
 )
 _BATCHES = (
-    Column("offsets", "Offsets", "mono", sortable=False),
-    Column("records", "Records", "number", sortable=False),
-    Column("size", "Bytes", "number", sortable=False),
-    Column("each", "Bytes per record", "number", sortable=False),
+    Column("offsets", "Offsets", "mono", lambda b: f"{b.base_offset:,} to {b.last_offset:,}", sortable=False),
+    Column("records", "Records", "number", show=formatting.count, sortable=False),
+    Column("size", "Bytes", "number", lambda b: formatting.size(b.size_bytes), sortable=False),
+    Column("each", "Bytes per record", "number", lambda b: formatting.size(b.bytes_per_record), sortable=False),
     Column("codec", "Codec", "tag", sortable=False),
-    Column("ratio", "Ratio", "number", sortable=False, wide=True),
-    Column("producer", "Producer", "mono", sortable=False, wide=True),
-    Column("kind", "Kind", sortable=False),
-)
+    Column("ratio", "Ratio", "number", lambda b: f"{b.ratio:.2f}" if b.ratio else None, sortable=False, wide=True),
+    Column("producer", "Producer", "mono", lambda b: _producer(b), sortable=False, wide=True),
+    Column("kind", "Kind", of=lambda b: "marker" if b.control else "transactional" if b.transactional else "plain",
+           sortable=False),
+)  # fmt: skip
 
 
-def show(desk: Desk, name: str) -> None:
-    _Storage(desk, name)
+def show(backend: Backend, name: str) -> None:
+    _Storage(backend, name)
 
 
 class _Storage:
     """One visit to the files of a topic."""
 
-    def __init__(self, desk: Desk, name: str) -> None:
-        self.desk = desk
+    def __init__(self, backend: Backend, name: str) -> None:
+        self.backend = backend
         self.name = name
         self.segments: list[SegmentView] = []
         self.batches: list[BatchView] = []
-        topic = desk.now.topics.get(name)
+        topic = backend.now.topics.get(name)
         numbers = [p.partition for p in topic.partitions] if topic else []
-        self.local = storage.has_files(desk)
+        self.local = storage.has_files(backend)
         with box("stack"):
             with box("tiles"):
                 self.files, self.cost = Tile("Segments"), Tile("Bytes per record")
@@ -58,16 +60,16 @@ class _Storage:
             with card("Segments" if self.local else "Segments are files of another machine") as made:
                 self.verdict = Verdict()
                 if self.local:
-                    self.table = Table(_SEGMENTS, self._segment_rows, key="base", in_order=True, on_open=self._open)
+                    self.table = Table(_SEGMENTS, lambda: self.segments, key=_base, in_order=True, on_open=self._open)
                 else:
                     empty(
                         "cloud", "The files cannot be seen from here", "The newest batches, as the broker sends them:"
                     )
-            with made.default_slot.children[0], element("span", "side"):
+            with side_of(made):
                 self.partition = select("Partition", numbers, numbers[0] if numbers else None).style("min-width: 110px")
             with card() as batches:
                 self.heading = element("h2", "title", "Batches")
-                self.batch_table = Table(_BATCHES, self._batch_rows, key="base", in_order=True, per_page=25)
+                self.batch_table = Table(_BATCHES, lambda: self.batches, key=_base, in_order=True, per_page=25)
             batches.set_visibility(bool(numbers))
         self.partition.on_value_change(lambda _: self.load())
         ui.timer(0.05, self.load, once=True)
@@ -78,10 +80,10 @@ class _Storage:
         if not isinstance(chosen, int):
             return
         if not self.local:
-            await self._take(lambda: storage.travelling_batches(self.desk, self.name, chosen), "The newest batches")
+            await self._take(lambda: storage.travelling_batches(self.backend, self.name, chosen), "The newest batches")
             return
         found = await attempt(
-            lambda: storage.segments(self.desk, self.name, self.desk.describe_topic(self.name), chosen)
+            lambda: storage.segments(self.backend, self.name, self.backend.describe_topic(self.name), chosen)
         )
         if isinstance(found, HeadraceError):
             self.verdict.problem(found)
@@ -94,12 +96,12 @@ class _Storage:
         if found:
             await self._batches_of(chosen, found[-1].base_offset)
 
-    async def _open(self, row: Row) -> None:
-        await self._batches_of(int(self.partition.value or 0), row["base_key"])
+    async def _open(self, segment: SegmentView) -> None:
+        await self._batches_of(int(self.partition.value or 0), segment.base_offset)
 
     async def _batches_of(self, partition: int, base: int) -> None:
         heading = f"Batches of the segment that begins at {base:,}"
-        await self._take(lambda: storage.batches(self.desk, self.name, partition, base), heading)
+        await self._take(lambda: storage.batches(self.backend, self.name, partition, base), heading)
 
     async def _take(self, work: Any, heading: str) -> None:
         found = await attempt(work)
@@ -107,8 +109,7 @@ class _Storage:
             self.verdict.problem(found)
             return
         self.batches = found
-        self.heading._text = heading
-        self.heading.update()
+        put(self.heading, heading)
         self.batch_table.refresh()
         self._sum_up([batch for batch in found if not batch.control])
 
@@ -124,36 +125,17 @@ class _Storage:
         ratio = sum(b.plain_bytes or 0 for b in plain) / max(1, sum(b.size_bytes for b in plain)) if plain else None
         self.codec.show(", ".join(codecs), f"{ratio:.2f} times smaller" if ratio else "ratio unknown")
 
-    def _segment_rows(self) -> list[Row]:
-        return [
-            {
-                "base": f"{s.base_offset:,}",
-                "base_key": s.base_offset,
-                "next": f"{s.next_offset:,}",
-                "file": s.file,
-                "size": formatting.size(s.size_bytes),
-                "index": formatting.size(s.index_bytes),
-                "young": formatting.moment(s.last_timestamp_ms) if s.last_timestamp_ms is not None else formatting.DASH,
-                "fate": _fate(s),
-            }
-            for s in self.segments
-        ]
 
-    def _batch_rows(self) -> list[Row]:
-        return [
-            {
-                "base": b.base_offset,
-                "offsets": f"{b.base_offset:,} to {b.last_offset:,}",
-                "records": f"{b.records:,}",
-                "size": formatting.size(b.size_bytes),
-                "each": formatting.size(b.bytes_per_record),
-                "codec": b.codec,
-                "ratio": f"{b.ratio:.2f}" if b.ratio else formatting.DASH,
-                "producer": formatting.DASH if b.producer_id is None else f"{b.producer_id}, epoch {b.producer_epoch}",
-                "kind": "marker" if b.control else "transactional" if b.transactional else "plain",
-            }
-            for b in self.batches
-        ]
+def _base(part: SegmentView | BatchView) -> int:
+    return part.base_offset
+
+
+def _youngest(segment: SegmentView) -> str | None:
+    return None if segment.last_timestamp_ms is None else formatting.moment(segment.last_timestamp_ms)
+
+
+def _producer(batch: BatchView) -> str | None:
+    return None if batch.producer_id is None else f"{batch.producer_id}, epoch {batch.producer_epoch}"
 
 
 def _fate(segment: SegmentView) -> str:

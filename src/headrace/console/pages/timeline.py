@@ -6,10 +6,10 @@ import time
 
 from nicegui import ui
 
-from headrace.console import widgets
-from headrace.console.backend import Desk
+from headrace.console import forms
+from headrace.console.backend import Backend
 from headrace.console.charts import AMBER, BLUE, RED, TEAL, VIOLET, Line, TimeChart
-from headrace.console.widgets import EventList, Live, box, card, element, over_time, page
+from headrace.console.widgets import EventList, Live, box, card, json_link, over_time, page, side_of
 from headrace.monitor import Event
 
 _KINDS = {
@@ -26,12 +26,12 @@ _LINES = (
 _COLOURS = {"error": RED, "warning": AMBER, "good": TEAL}
 
 
-def show(desk: Desk) -> None:
-    live = Live(desk)
+def show(backend: Backend) -> None:
+    live = Live(backend)
     said = [kind for kind in live.address.get("kinds").split(",") if kind in _KINDS]
     with page("Timeline") as side:
         with side:
-            element("a", "link", "JSON", href="/api/events", target="_blank")
+            json_link("events")
         with card("Throughput, with what happened") as made:
             flow = TimeChart("rate", label="Records in and out per second, with events as lines")
         with box("columns"):
@@ -41,11 +41,9 @@ def show(desk: Desk) -> None:
                 behind = TimeChart("count", label="Under-replicated partitions over time")
         with card("Events") as listed:
             events = EventList(most=300, long_time=True, nothing="Nothing has changed in this time.")
-    with listed.default_slot.children[0], element("span", "side"):
+    with side_of(listed):
         words = (
-            widgets.field("Filter", live.address.get("filter"))
-            .props("clearable debounce=200")
-            .style("min-width: 160px")
+            forms.field("Filter", live.address.get("filter")).props("clearable debounce=200").style("min-width: 160px")
         )
         kinds = (
             ui.select(_KINDS, multiple=True, label="Kinds", value=said)
@@ -56,8 +54,8 @@ def show(desk: Desk) -> None:
     def read(range_s: int) -> tuple[list[Event], list[Line]]:
         since, text = time.time() - range_s, live.address.get("filter").lower()
         wanted = [kind for kind in live.address.get("kinds").split(",") if kind in _KINDS]
-        found = desk.history.events(since=since, kinds=wanted, most=300)
-        series = desk.history.series
+        found = backend.history.events(since=since, kinds=wanted, most=300)
+        series = backend.history.series
         return [event for event in found if text in event.text.lower()], [
             Line(name, series("cluster", "", metric, since=since), colour) for name, metric, colour in _LINES
         ]

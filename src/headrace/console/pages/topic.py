@@ -3,79 +3,99 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from nicegui import ui
 
 from headrace.console import formatting
-from headrace.console.backend import Desk
+from headrace.console.backend import Backend
 from headrace.console.charts import BLUE, TEAL, VIOLET, Line, TimeChart
+from headrace.console.commands import Equal
+from headrace.console.forms import Form, SettingFields, Verdict, attempt, button, confirm, number
 from headrace.console.pages import records, segments
 from headrace.console.pages.topics import health
-from headrace.console.tables import Column, Row, Table
+from headrace.console.tables import Column, Table
 from headrace.console.widgets import (
-    EqualPanel,
     EventList,
     Live,
     Tile,
-    Verdict,
-    attempt,
     box,
-    button,
     card,
-    confirm,
-    dialog,
     element,
     empty,
-    field,
     group_href,
+    json_link,
     no_topic,
-    number,
     once_known,
     over_time,
     page,
     quoted,
+    side_of,
     traces,
-)  # fmt: skip
+)
 from headrace.errors import HeadraceError
-from headrace.monitor import PartitionView, Snapshot, TopicView
-from headrace.transport.topics import TopicDescription
+from headrace.kafka import ConfigValue, Partition, Topic
+from headrace.monitor import Snapshot, TopicView
+
+if TYPE_CHECKING:
+    from nicegui.events import ValueChangeEventArguments
 
 _PARTITIONS = (
     Column("partition", "Partition", "number"),
-    Column("leader", "Leader", "state"),
-    Column("replicas", "Replicas", "mono"),
-    Column("isr", "In sync", "mono"),
-    Column("begin", "Begin", "number", wide=True),
-    Column("end", "End", "number"),
-    Column("offsets", "Offsets", "number"),
-    Column("bytes", "Bytes", "number"),
-    Column("copies", "Bytes of each replica", "mono", wide=True),
-)
+    Column("leader", "Leader", "state", show=lambda leader: f"broker {leader}" if leader >= 0 else "none",
+           more=lambda p: "bad" if p.leader < 0 else "warn" if p.under_replicated else "good"),
+    Column("replicas", "Replicas", "mono", show=lambda ids: ", ".join(map(str, ids))),
+    Column("isr", "In sync", "mono", show=lambda ids: ", ".join(map(str, ids))),
+    Column("begin", "Begin", "number", show=formatting.count, wide=True),
+    Column("end", "End", "number", show=formatting.count),
+    Column("offsets", "Offsets", "number", show=formatting.count),
+    Column("bytes", "Bytes", "number", lambda p: p.size_bytes, formatting.size),
+    Column("copies", "Bytes of each replica", "mono", lambda p: _copies(p), wide=True),
+)  # fmt: skip
 _TABS = ("Partitions", "Records", "Settings", "Readers", "Segments", "Events")
 _READERS = (
-    Column("reader", "Reader", "link"),
+    Column("reader", "Reader", "link", lambda r: r.name, more=lambda r: r.href),
     Column("kind", "Kind"),
     Column("state", "State"),
-    Column("lag", "Lag", "number"),
-    Column("late", "Behind", "number"),
+    Column("lag", "Lag", "number", show=formatting.count),
+    Column("late", "Behind", "number", lambda r: r.lag_s, formatting.span),
 )
+_SETTINGS = (
+    Column("setting", "Setting", "mono", lambda c: c.name),
+    Column("value", "Value", "clip",
+           lambda c: "(hidden)" if c.sensitive else formatting.setting(c.name, c.value)),
+    Column("source", "Source"),
+    Column("default", "Kafka's default", "clip", lambda c: formatting.setting(c.name, c.default), wide=True),
+)  # fmt: skip
 
 
-def show(desk: Desk, name: str) -> None:
-    live = Live(desk)
+@dataclass(frozen=True)
+class _Reader:
+    """A group, a pipeline or a connector that reads the topic."""
+
+    name: str
+    href: str
+    kind: str
+    state: str
+    lag: int | None = None
+    lag_s: float | None = None
+
+
+def show(backend: Backend, name: str) -> None:
+    live = Live(backend)
     with page(name, crumb=("Topics", "/topics")) as side:
 
         @once_known(live, lambda now: name in now.topics, lambda: no_topic(name))
         def build() -> None:
             with side:
-                _buttons(desk, name)
-            _tiles(desk, name, live)
-            _tabs(desk, name, live)
+                _buttons(backend, name)
+            _tiles(backend, name, live)
+            _tabs(backend, name, live)
 
 
-def _tabs(desk: Desk, name: str, live: Live) -> None:
+def _tabs(backend: Backend, name: str, live: Live) -> None:
     said = live.address.get("tab")
     with ui.tabs().props("dense align=left no-caps").classes("tabs-line") as tabs:
         for label in _TABS:
@@ -87,31 +107,31 @@ def _tabs(desk: Desk, name: str, live: Live) -> None:
     )
     with panels.props("keep-alive").classes("w-full"):
         with ui.tab_panel("Partitions"), box("stack"):
-            _charts(desk, name, live)
-            _partitions(desk, name, live)
+            _charts(backend, name, live)
+            _partitions(backend, name, live)
         with ui.tab_panel("Records"):
-            records.browse(desk, name, live)
+            records.browse(backend, name, live)
         with ui.tab_panel("Settings"):
-            _settings(desk, name)
+            _settings(backend, name)
         with ui.tab_panel("Readers"):
-            _readers(desk, name, live)
+            _readers(backend, name, live)
         with ui.tab_panel("Segments"):
-            segments.show(desk, name)
+            segments.show(backend, name)
         with ui.tab_panel("Events"), card():
             events = EventList(most=100, long_time=True, nothing="No events for this topic.")
-            live.past(lambda: desk.history.events(topic=name, most=100), events.show)
+            live.past(lambda: backend.history.events(topic=name, most=100), events.show)
 
 
-def _buttons(desk: Desk, name: str) -> None:
-    element("a", "link", "JSON", href=f"/api/topics/{quoted(name)}", target="_blank")
-    writable = not desk.read_only
-    button("Produce", lambda: records.produce(desk, name), kind="primary", icon="send").set_enabled(writable)
-    button("Alter", lambda: _alter(desk, name), icon="tune").set_enabled(writable)
-    button("Clean", lambda: _clean(desk, name), icon="cleaning_services").set_enabled(writable)
-    button("Delete", lambda: _delete(desk, name), kind="danger-plain", icon="delete").set_enabled(writable)
+def _buttons(backend: Backend, name: str) -> None:
+    json_link(f"topics/{quoted(name)}")
+    writable = not backend.read_only
+    button("Produce", lambda: records.produce(backend, name), kind="primary", icon="send").set_enabled(writable)
+    button("Alter", lambda: _alter(backend, name), icon="tune").set_enabled(writable)
+    button("Clean", lambda: _clean(backend, name), icon="cleaning_services").set_enabled(writable)
+    button("Delete", lambda: _delete(backend, name), kind="danger-plain", icon="delete").set_enabled(writable)
 
 
-def _tiles(desk: Desk, name: str, live: Live) -> None:
+def _tiles(backend: Backend, name: str, live: Live) -> None:
     with box("tiles"):
         flow_in, out = Tile("Records in", spark=True), Tile("Records out", spark=True)
         stored, held = Tile("Stored", spark=True), Tile("Offsets")
@@ -120,9 +140,9 @@ def _tiles(desk: Desk, name: str, live: Live) -> None:
     counted: dict[int, int | None] = {}
 
     async def count() -> None:
-        topic = desk.now.topics.get(name)
+        topic = backend.now.topics.get(name)
         if topic is not None and topic.offsets not in counted:
-            found = await attempt(lambda: desk.count_records(name))
+            found = await attempt(lambda: backend.count_records(name))
             if not isinstance(found, HeadraceError):
                 counted.clear()
                 counted.update([found])
@@ -152,7 +172,7 @@ def _in_records(topic: TopicView, counted: Mapping[int, int | None]) -> str:
     return "of records and markers" if records is None else formatting.plural(records, "record")
 
 
-def _charts(desk: Desk, name: str, live: Live) -> None:
+def _charts(backend: Backend, name: str, live: Live) -> None:
     with box("columns"):
         with card("Records per second") as rates_card:
             rates = TimeChart("rate", label="Records in and out per second over time")
@@ -160,7 +180,7 @@ def _charts(desk: Desk, name: str, live: Live) -> None:
             stored = TimeChart("bytes", label="Bytes stored over time")
 
     def read(range_s: int) -> list[Line]:
-        series, since = desk.history.series, time.time() - range_s
+        series, since = backend.history.series, time.time() - range_s
         colours = {"in": BLUE, "out": TEAL, "bytes": VIOLET}
         return [Line(metric, series("topic", name, metric, since=since), colour) for metric, colour in colours.items()]
 
@@ -171,73 +191,45 @@ def _charts(desk: Desk, name: str, live: Live) -> None:
     over_time(rates_card, live, read, draw)
 
 
-def _partitions(desk: Desk, name: str, live: Live) -> None:
-    def rows() -> list[Row]:
-        topic = desk.now.topics.get(name)
-        return [_partition_row(p) for p in topic.partitions] if topic else []
+def _partitions(backend: Backend, name: str, live: Live) -> None:
+    def rows() -> Sequence[Partition]:
+        topic = backend.now.topics.get(name)
+        return topic.partitions if topic else ()
 
     with card("Partitions"):
-        table = Table(_PARTITIONS, rows, key="partition")
-    live(lambda _: table.refresh())
+        Table(_PARTITIONS, rows, key=lambda p: p.partition).live(live)
 
 
-def _partition_row(p: PartitionView) -> Row:
-    return {
-        "partition": p.partition,
-        "leader": f"broker {p.leader}" if p.leader >= 0 else "none",
-        "leader_state": "bad" if p.leader < 0 else "warn" if p.under_replicated else "good",
-        "_leader": p.leader,
-        "replicas": ", ".join(map(str, p.replicas)),
-        "isr": ", ".join(map(str, p.isr)),
-        "begin": formatting.count(p.begin),
-        "_begin": p.begin,
-        "end": formatting.count(p.end),
-        "_end": p.end,
-        "offsets": formatting.count(p.offsets),
-        "_offsets": p.offsets,
-        "bytes": formatting.size(p.size_bytes),
-        "_bytes": p.size_bytes,
-        "copies": "  ".join(f"{b}: {formatting.size(s)}" for b, s in zip(p.replicas, p.replica_bytes, strict=False)),
-    }
+def _copies(p: Partition) -> str:
+    return "  ".join(f"{b}: {formatting.size(s)}" for b, s in zip(p.replicas, p.replica_bytes, strict=False))
 
 
 # -- settings ---------------------------------------------------------------------------------------------------
 
 
-def _settings(desk: Desk, name: str) -> None:
-    columns = (
-        Column("setting", "Setting", "mono"),
-        Column("value", "Value", "clip"),
-        Column("source", "Source"),
-        Column("default", "Kafka's default", "clip", wide=True),
-    )
+def _settings(backend: Backend, name: str) -> None:
     chosen: dict[str, Any] = {"all": False, "found": None}
 
-    def rows() -> list[Row]:
-        found: TopicDescription | None = chosen["found"]
+    def rows() -> list[ConfigValue]:
+        found: Topic | None = chosen["found"]
         return [
-            {
-                "setting": key,
-                "value": "(hidden)" if config.sensitive else formatting.setting(key, config.value),
-                "source": config.source,
-                "default": formatting.setting(key, config.default),
-            }
-            for key, config in (found.configs.items() if found else ())
-            if chosen["all"] or config.source not in {"default"} or key in {"cleanup.policy", "retention.ms"}
+            config
+            for config in (found.configs.values() if found else ())
+            if chosen["all"] or config.source != "default" or config.name in {"cleanup.policy", "retention.ms"}
         ]
 
-    def show_all(event: Any) -> None:
+    def show_all(event: ValueChangeEventArguments[bool | None]) -> None:
         chosen["all"] = bool(event.value)
         table.refresh()
 
     with card("Settings") as made:
         verdict = Verdict()
-        table = Table(columns, rows, key="setting", per_page=100)
-    with made.default_slot.children[0], element("span", "side"):
+        table = Table(_SETTINGS, rows, key=lambda c: c.name, per_page=100)
+    with side_of(made):
         ui.switch("all of them", on_change=show_all).props("dense")
 
     async def load() -> None:
-        found = await attempt(lambda: desk.describe_topic(name))
+        found = await attempt(lambda: backend.describe_topic(name))
         if isinstance(found, HeadraceError):
             verdict.problem(found)
             return
@@ -248,103 +240,60 @@ def _settings(desk: Desk, name: str) -> None:
     ui.timer(10.0, load)
 
 
-def _readers(desk: Desk, name: str, live: Live) -> None:
-    def rows() -> list[Row]:
-        now = desk.now
-        found: list[Row] = []
-        for group in now.groups.values():
-            if name in group.topics:
-                lags = [o for o in group.offsets or () if o.topic == name]
-                lag = sum(o.lag for o in lags if o.lag is not None)
-                late = max((o.lag_s for o in lags if o.lag_s is not None), default=None)
-                found.append(
-                    {
-                        "reader": group.group, "reader_href": group_href(group.group), "kind": "group",
-                        "state": group.state, "lag": formatting.count(lag), "_lag": lag, "late": formatting.span(late),
-                        "_late": late,
-                    }
-                )  # fmt: skip
-        for pipeline in now.pipelines:
-            if name in pipeline.sources:
-                lag_of = sum(o.lag or 0 for o in pipeline.offsets if o.topic == name)
-                found.append(
-                    {"reader": pipeline.name, "reader_href": "/pipelines", "kind": "pipeline", "state": pipeline.state,
-                     "lag": formatting.count(lag_of), "_lag": lag_of, "late": formatting.DASH}
-                )  # fmt: skip
-        found += [
-            {"reader": c.name, "reader_href": "/connectors", "kind": "connector", "state": c.state,
-             "lag": formatting.DASH, "late": formatting.DASH}
-            for c in now.connectors or ()
-            if c.kind == "sink" and name in c.topics
-        ]  # fmt: skip
-        return found
+def _readers_of(now: Snapshot, name: str) -> list[_Reader]:
+    found = []
+    for group in now.groups.values():
+        if name in group.topics:
+            offsets = [o for o in group.offsets or () if o.topic == name]
+            lag = sum(o.lag for o in offsets if o.lag is not None)
+            lag_s = max((o.lag_s for o in offsets if o.lag_s is not None), default=None)
+            found.append(_Reader(group.group, group_href(group.group), "group", group.state, lag, lag_s))
+    for pipeline in now.pipelines:
+        if name in pipeline.sources:
+            lag = sum(o.lag or 0 for o in pipeline.offsets if o.topic == name)
+            found.append(_Reader(pipeline.name, "/pipelines", "pipeline", pipeline.state, lag))
+    sinks = (c for c in now.connectors or () if c.kind == "sink" and name in c.topics)
+    return found + [_Reader(sink.name, "/connectors", "connector", sink.state) for sink in sinks]
 
+
+def _readers(backend: Backend, name: str, live: Live) -> None:
     with card("Consumers"):
         nothing = empty("groups", "No consumers yet",
                         "Groups, pipelines and sink connectors appear here as soon as they read. For example:",
                         f"headrace consume {name} --group mine")  # fmt: skip
-        table = Table(_READERS, rows, key="reader")
+        table = Table(_READERS, lambda: _readers_of(backend.now, name), key=lambda r: f"{r.kind} {r.name}")
 
-    @live
-    def refresh(_: Snapshot) -> None:
-        table.refresh()
-        has_any = bool(rows())
-        nothing.set_visibility(not has_any)
-        table.table.set_visibility(has_any)
+    table.live(live, nothing)
 
 
 # -- changes ----------------------------------------------------------------------------------------------------
 
 
-def _alter(desk: Desk, name: str) -> None:
-    topic = desk.now.topics.get(name)
+def _alter(backend: Backend, name: str) -> None:
+    topic = backend.now.topics.get(name)
     had = len(topic.partitions) if topic else 1
-    configs: list[tuple[ui.input, ui.input]] = []
-    with dialog(f"Alter {name}") as asking:
+
+    def wanted() -> tuple[int | None, dict[str, str | None]]:
+        grown = int(partitions.value or had)
+        return (grown if grown != had else None), {key: value or None for key, value in settings.values().items()}
+
+    def changed() -> Equal:
+        grown, configs = wanted()
+        warning.set_visibility(grown is not None)
+        return backend.commands.alter_topic(name, grown, configs)
+
+    with Form(f"Alter {name}", changed) as form:
         with element("div", "fields"):
             partitions = number("Partitions (they can only grow)", had, min=had, max=100_000)
         warning = element("div", "complaints", "Keys map to other partitions from then on: the records of a key are in "
                           "order only within each of the two times.")  # fmt: skip
-        warning.set_visibility(False)
-        custom = element("div", "stack tight")
+        settings = SettingFields(form.changed)
         element("div", "muted", "A setting without a value is reset to its default.")
         with element("div", "row"):
-            button("Add a setting", lambda: add_setting(), icon="tune")
-        equal = EqualPanel()
-        verdict = Verdict()
-        with element("div", "row end"):
-            button("Cancel", asking.close)
-            act = button("Alter", kind="primary")
-
-    def wanted() -> tuple[int | None, dict[str, str | None]]:
-        grown = int(partitions.value or had)
-        return (grown if grown != had else None), {k.value.strip(): v.value or None for k, v in configs if k.value}
-
-    def changed() -> None:
-        grown, settings = wanted()
-        warning.set_visibility(grown is not None)
-        equal.show(desk.commands.alter_topic(name, grown, settings))
-
-    def add_setting() -> None:
-        with custom, element("div", "row"):
-            key = field("Setting", on_change=changed).props('placeholder="retention.ms"')
-            value = field("Value", on_change=changed)
-        configs.append((key, value))
-
-    async def run() -> None:
-        act.props("loading")
-        result = await attempt(lambda: desk.alter_topic(name, *wanted()))
-        act.props(remove="loading")
-        if isinstance(result, HeadraceError):
-            verdict.problem(result)
-            return
-        asking.close()
-        ui.notify(f"{name} is altered", type="positive", position="bottom-right")
-
-    partitions.on_value_change(lambda _: changed())
-    act.on("click", run)
-    add_setting()
-    changed()
+            button("Add a setting", settings.add, icon="tune")
+    form.action("Alter", lambda: backend.alter_topic(name, *wanted()), lambda _: f"{name} is altered")
+    settings.add()
+    form.follow(partitions)
 
 
 def _held(topic: TopicView | None) -> str:
@@ -356,28 +305,25 @@ def _held(topic: TopicView | None) -> str:
     )
 
 
-async def _clean(desk: Desk, name: str) -> None:
-    topic = desk.now.topics.get(name)
+def _clean(backend: Backend, name: str) -> None:
+    topic = backend.now.topics.get(name)
     numbers = [p.partition for p in topic.partitions] if topic else []
-    await confirm(
+    confirm(
         f"Delete all records of {name}?",
         f"{_held(topic)}: deleted for every reader. The topic and its settings stay; offsets continue from there.",
-        desk.commands.clean_topic(name, numbers),
-        lambda: desk.clean_topic(name),
+        backend.commands.clean_topic(name, numbers),
+        lambda: backend.clean_topic(name),
         action="Delete the records",
         done=f"{name} is empty",
     )
 
 
-async def _delete(desk: Desk, name: str) -> None:
-    def work() -> None:
-        desk.delete_topic(name)
-
-    await confirm(
+def _delete(backend: Backend, name: str) -> None:
+    confirm(
         f"Delete the topic {name}?",
-        f"{_held(desk.now.topics.get(name))}: deleted with the topic. This cannot be undone.",
-        desk.commands.delete_topic(name),
-        work,
+        f"{_held(backend.now.topics.get(name))}: deleted with the topic. This cannot be undone.",
+        backend.commands.delete_topic(name),
+        lambda: backend.delete_topic(name),
         action="Delete the topic",
         done=f"{name} is deleted",
         type_in=name,

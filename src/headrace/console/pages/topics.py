@@ -2,48 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nicegui import ui
 
 from headrace.console import formatting
-from headrace.console.backend import Desk
-from headrace.console.tables import Column, Row, Table
-from headrace.console.widgets import (
-    EqualPanel,
-    Live,
-    State,
-    Verdict,
-    attempt,
-    button,
-    dialog,
-    element,
-    empty,
-    field,
-    number,
-    page,
-    pairs,
-    search,
-    spark_path,
-    topic_href,
-)  # fmt: skip
-from headrace.errors import HeadraceError
-from headrace.monitor import Snapshot, TopicView
-from headrace.transport.topics import NewTopic, is_topic_name
+from headrace.console.backend import Backend
+from headrace.console.commands import Equal
+from headrace.console.forms import Form, SettingFields, button, dialog, field, number, search
+from headrace.console.tables import Column, Table
+from headrace.console.widgets import Live, State, element, empty, json_link, page, pairs, spark_path, topic_href
+from headrace.kafka import NewTopic, Topic, is_topic_name
+from headrace.monitor import TopicView
 
-_COLUMNS = (
-    Column("topic", "Topic", "link"),
-    Column("health", "Replicas", "state"),
-    Column("partitions", "Partitions", "number", wide=True),
-    Column("replication", "Copies", "number", wide=True),
-    Column("spark", "In, last 15 min", "spark", wide=True),
-    Column("in", "In", "number"),
-    Column("out", "Out", "number", wide=True),
-    Column("offsets", "Offsets", "number", wide=True),
-    Column("bytes", "Stored", "number"),
-)
+if TYPE_CHECKING:
+    from nicegui.events import ValueChangeEventArguments
 
 #: What the summary of a new topic tells, and what can be set in the form.
 SUMMARY = ("min.insync.replicas", "cleanup.policy", "retention.ms", "retention.bytes")
@@ -58,15 +33,35 @@ def health(topic: TopicView) -> tuple[str, State]:
     return "in sync", "good"
 
 
-def show(desk: Desk) -> None:
-    live = Live(desk)
+_NAME = Column("topic", "Topic", "link", lambda t: t.name, more=lambda t: topic_href(t.name))
+_IN = Column("in", "In", "number", lambda t: t.in_per_s, formatting.rate)
+_OUT = Column("out", "Out", "number", lambda t: t.out_per_s, formatting.rate)
+_STORED = Column("bytes", "Stored", "number", lambda t: t.size_bytes, formatting.size)
+#: The columns of the busiest ones.
+BUSY = (_NAME, Column("spark", "Last 15 min", "spark", wide=True), _IN, _OUT, _STORED)
+_COLUMNS = (
+    _NAME,
+    Column("health", "Replicas", "state", lambda t: health(t)[0], more=lambda t: health(t)[1],
+           sort=lambda t: t.offline * 10_000 + t.under_replicated),
+    Column("partitions", "Partitions", "number", lambda t: len(t.partitions), wide=True),
+    Column("replication", "Copies", "number", wide=True),
+    Column("spark", "In, last 15 min", "spark", wide=True),
+    _IN,
+    replace(_OUT, wide=True),
+    Column("offsets", "Offsets", "number", show=formatting.count, wide=True),
+    _STORED,
+)  # fmt: skip
+
+
+def show(backend: Backend) -> None:
+    live = Live(backend)
     chosen = {"internal": live.address.get("internal") == "yes"}
     table: Table
 
-    def rows() -> list[Row]:
-        return [_row(t) for t in desk.now.topics.values() if chosen["internal"] or not t.internal]
+    def rows() -> list[TopicView]:
+        return [t for t in backend.now.topics.values() if chosen["internal"] or not t.internal]
 
-    def show_internal(event: Any) -> None:
+    def show_internal(event: ValueChangeEventArguments[bool | None]) -> None:
         chosen["internal"] = bool(event.value)
         live.address.put(internal="yes" if event.value else None)
         table.refresh()
@@ -75,31 +70,25 @@ def show(desk: Desk) -> None:
         with side:
             search(live, lambda text: table.search(text))
             ui.switch("Kafka's own", value=chosen["internal"], on_change=show_internal).props("dense")
-            element("a", "link", "JSON", href="/api/topics", target="_blank")
-            create = button("Create topic", lambda: create_topic(desk), kind="primary", icon="add")
-            create.set_enabled(not desk.read_only)
+            json_link("topics")
+            create = button("Create topic", lambda: create_topic(backend), kind="primary", icon="add")
+            create.set_enabled(not backend.read_only)
         with element("section", "card"):
             nothing = empty(
                 "topic", "No topics yet", "Create the first one with the button above, or in a terminal:",
                 "headrace topic create orders --partitions 3",
             )  # fmt: skip
-            table = Table(_COLUMNS, rows, key="topic", sort="topic")
+            table = Table(_COLUMNS, rows, key=lambda t: t.name)
             table.search(live.address.get("filter"))
             sparks(live, table, "topic", "in")
-
-    @live
-    def refresh(now: Snapshot) -> None:
-        table.refresh()
-        has_any = bool(now.totals.topics) or chosen["internal"]
-        nothing.set_visibility(not has_any)
-        table.table.set_visibility(has_any)
+            table.live(live, nothing)
 
 
 def sparks(live: Live, table: Table, kind: str, metric: str) -> None:
     """The rows that are shown have their last quarter of an hour beside them."""
 
     def read() -> dict[str, str]:
-        found = live.desk.history.many(kind, table.shown, metric, since=time.time() - 900, most=40)
+        found = live.backend.history.many(kind, table.shown, metric, since=time.time() - 900, most=40)
         return {name: spark_path(points) for name, points in found.items()}
 
     def show(found: dict[str, str]) -> None:
@@ -109,80 +98,36 @@ def sparks(live: Live, table: Table, kind: str, metric: str) -> None:
     table.on_turn = live.past(read, show)
 
 
-def _row(topic: TopicView) -> Row:
-    text, kind = health(topic)
-    return {
-        "topic": topic.name,
-        "topic_href": topic_href(topic.name),
-        "health": text,
-        "health_state": kind,
-        "_health": topic.offline * 10_000 + topic.under_replicated,
-        "partitions": len(topic.partitions),
-        "replication": topic.replication,
-        "in": formatting.rate(topic.in_per_s),
-        "_in": topic.in_per_s,
-        "out": formatting.rate(topic.out_per_s),
-        "_out": topic.out_per_s,
-        "offsets": formatting.count(topic.offsets),
-        "_offsets": topic.offsets,
-        "bytes": formatting.size(topic.size_bytes),
-        "_bytes": topic.size_bytes,
-    }
-
-
-def create_topic(desk: Desk) -> None:
+def create_topic(backend: Backend) -> None:
     """The form: a name, numbers, the brokers' defaults or settings of one's own; then the summary."""
-    brokers = sum(b.state == "up" for b in desk.now.brokers)
-    configs: list[tuple[ui.input, ui.input]] = []
-    with dialog("Create a topic") as asking:
+    brokers = sum(b.state == "up" for b in backend.now.brokers)
+
+    def wanted() -> NewTopic:
+        return NewTopic(
+            (name.value or "NAME").strip(), _whole(partitions.value), _whole(replication.value), settings.values()
+        )
+
+    def changed() -> Equal:
+        topic = wanted()
+        return backend.commands.create_topic(topic.name, topic.partitions, topic.replication, settings.values())
+
+    def work() -> Topic:
+        topic = wanted()
+        backend.create_topic(topic)
+        return backend.describe_topic(topic.name)
+
+    with Form("Create a topic", changed) as form:
         with element("div", "fields"):
             name = field("Name", validation=_name_problem).props("autofocus").classes("whole")
             partitions = number("Partitions", 3, min=1, max=100_000)
             replication = number("Replicas of each (replication)", min(3, brokers) or 1, min=1, max=max(1, brokers))
-        custom = element("div", "stack tight")
+        settings = SettingFields(form.changed)
         with element("div", "row"):
-            button("Add a setting", lambda: add_setting(), icon="tune")
+            button("Add a setting", settings.add, icon="tune")
             element("span", "muted", "Without settings, the brokers' defaults apply.")
-        equal = EqualPanel()
-        verdict = Verdict()
-        with element("div", "row end"):
-            button("Cancel", asking.close)
-            act = button("Create", kind="primary")
-
-    def settings() -> dict[str, str]:
-        return {key.value.strip(): value.value for key, value in configs if (key.value or "").strip()}
-
-    def changed() -> None:
-        equal.show(
-            desk.commands.create_topic(
-                (name.value or "NAME").strip(), _whole(partitions.value), _whole(replication.value), settings()
-            )
-        )
-
-    def add_setting() -> None:
-        with custom, element("div", "row"):
-            key = field("Setting", on_change=changed).props('placeholder="retention.ms"')
-            value = field("Value", on_change=changed)
-        configs.append((key, value))
-
-    async def run() -> None:
-        if not name.validate():
-            return
-        topic = NewTopic(name.value.strip(), _whole(partitions.value), _whole(replication.value), settings())
-        act.props("loading")
-        result = await attempt(lambda: desk.create_topic(topic))
-        act.props(remove="loading")
-        if isinstance(result, HeadraceError):
-            verdict.problem(result)
-            return
-        asking.close()
-        await _summary(desk, topic.name)
-
-    for widget in (name, partitions, replication):
-        widget.on_value_change(lambda _: changed())
-    act.on("click", run)
-    name.on("keydown.enter", run)
-    changed()
+    create = form.action("Create", work, _summary, ready=name.validate)
+    name.on("keydown.enter", create.run)
+    form.follow(name, partitions, replication)
 
 
 def _name_problem(text: str) -> str | None:
@@ -198,15 +143,15 @@ def _whole(value: float | None) -> int | None:
     return int(value) if value else None
 
 
-async def _summary(desk: Desk, name: str) -> None:
+def _summary(found: Topic) -> None:
     """What was made, as the cluster tells it."""
-    found = await asyncio.to_thread(desk.describe_topic, name)
+    name = found.name
 
     def go() -> None:
-        told.close()
+        created.close()
         ui.navigate.to(topic_href(name))
 
-    with dialog(f"{name} is created") as told:
+    with dialog(f"{name} is created") as created:
         rows = [
             ("Partitions", str(len(found.partitions))),
             ("Replication", str(found.replication)),
@@ -214,5 +159,5 @@ async def _summary(desk: Desk, name: str) -> None:
         ]
         pairs(rows)
         with element("div", "row end"):
-            button("Close", told.close)
+            button("Close", created.close)
             button("Open", go, kind="primary")

@@ -7,22 +7,18 @@ question, kafka-producer-perf-test.
 
 Both write the same number of records of 100 bytes into a topic of six partitions, three times: one copy and acks=1,
 three copies and acks=1, three copies and acks=all. headrace reads its records from a file, Kafka's tool makes them up
-as it goes; each tells its own rate, without the start of its process. Every record must lie in its topic.
+as it goes; each reports its own rate, without the start of its process. Every record must be in its topic.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
 
 from headrace.labs.expect import at_least
-from headrace.labs.figures import BLUE, GREY
+from headrace.labs.figures import BLUE, GREY, Figure
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.workbench import Workbench
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _HEADLINE = 2_000_000
 _SIZE = 100
@@ -53,13 +49,13 @@ def run(lab: Workbench) -> None:
     )
     for name, ours, theirs in rows:
         lab.check(f"{name}: against Kafka's tool", at_least(lab.p.least, "times"), ours / theirs, timing=True)
-    lab.figure("rates", "Records a second of one producer", lambda figure: _draw(figure, rows), height=2.6)
+    lab.figure("rates", "Records a second of one producer", _draw, rows, height=2.6)
 
 
 def _headrace(lab: Workbench, copies: int, acks: str) -> float:
     topic = lab.topic(f"writes-headrace-{copies}-{acks}", partitions=_PARTITIONS, replication=copies)
-    told = lab.types(f"headrace produce {topic} records.txt --acks {acks} --json", most=3, within_s=600)
-    report = json.loads(told.out)
+    output = lab.types(f"headrace produce {topic} records.txt --acks {acks} --json", most=3, within_s=600)
+    report = json.loads(output.out)
     lab.check("headrace: records acknowledged", lab.p.records, report["acknowledged"])
     return _stored(lab, topic, report["acknowledged"] / report["seconds"])
 
@@ -67,14 +63,14 @@ def _headrace(lab: Workbench, copies: int, acks: str) -> float:
 def _kafkas_tool(lab: Workbench, copies: int, acks: str) -> float:
     topic = lab.topic(f"writes-kafka-{copies}-{acks}", partitions=_PARTITIONS, replication=copies)
     idempotent = str(acks == "all").lower()
-    told = lab.types(
+    output = lab.types(
         f"headrace lab tool kafka-producer-perf-test --topic {topic} --num-records {lab.p.records} "
         f"--record-size {_SIZE} --throughput -1 "
         f"--command-property acks={acks} enable.idempotence={idempotent} {_TUNED}",
         most=4, within_s=600,
     )  # fmt: skip
-    rates = re.findall(rf"^{lab.p.records} records sent, ([\d.]+) records/sec", told.out, re.MULTILINE)
-    lab.check("Kafka's tool tells its rate", 1, len(rates), needed=True)
+    rates = re.findall(rf"^{lab.p.records} records sent, ([\d.]+) records/sec", output.out, re.MULTILINE)
+    lab.check("Kafka's tool reports its rate", 1, len(rates), needed=True)
     return _stored(lab, topic, float(rates[0]))
 
 
@@ -82,9 +78,9 @@ def _stored(lab: Workbench, topic: str, rate: float) -> float:
     """Every record lies in the topic, which is then removed: the next one shall have the same room."""
     lab.measure(topic, rate, "records/s", f"{rate * _SIZE / 1e6:.0f} MB/s")
     # With acks=1 the leader answers before its followers have a record, and readers get it only when they do.
-    lab.until(lambda: (lab.admin.describe(topic).offsets or 0) >= lab.p.records, 60, f"every record in {topic}")
-    lab.check(f"records in {topic}", lab.p.records, lab.admin.describe(topic).offsets)
-    lab.admin.delete_topics([topic])
+    lab.until(lambda: (lab.kafka.describe(topic).offsets or 0) >= lab.p.records, 60, f"every record in {topic}")
+    lab.check(f"records in {topic}", lab.p.records, lab.kafka.describe(topic).offsets)
+    lab.kafka.delete_topics([topic])
     return rate
 
 

@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from headrace import consume, produce
 from headrace.labs.examples import Example, declaration_of
-from headrace.labs.figures import COLOURS
+from headrace.labs.figures import COLOURS, Figure
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
-from headrace.pipeline.status import status
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+K = TypeVar("K")
 
 Row = dict[str, Any]
 
@@ -56,8 +54,7 @@ def run(lab: Workbench) -> None:
     lab.step("Once more", "The checkpoint remembers: there is nothing left to read.")
     flow.run(0)
     lab.shows(f"headrace pipeline status {flow.name}")
-    now = status(lab.connection, flow.pipeline.home, flow.pipeline.declaration)
-    lab.check("lag of the stopped pipeline, read from its checkpoint", 0, sum(p.lag or 0 for p in now.partitions))
+    lab.check("lag of the stopped pipeline, read from its checkpoint", 0, flow.pipeline.status(lab.connection).lag)
     lab.watch(_TOPIC, len(lines))
     lab.watch(_DEAD, len(lines) - len(rows))
     _dead_letters(lab, flow, len(lines) - len(rows), damaged)
@@ -81,7 +78,7 @@ def _seconds(report: Any) -> float:
 
 
 def _dead_letters(lab: Workbench, flow: Example, dead: int, damaged: dict[str, int]) -> None:
-    lab.step("The dead letters", "Nothing is thrown away: each lies in a topic, with the rule that it broke.")
+    lab.step("The dead letters", "Nothing is thrown away: each is in a topic, with the rule that it broke.")
     lab.shows(f"headrace pipeline dead-letters {flow.name}", f"headrace pipeline ledger {flow.name} --by-rule")
     letters = list(consume(lab.cluster, _DEAD))
     lab.check("records in the topic of dead letters", dead, len(letters))
@@ -99,7 +96,7 @@ def _tables(lab: Workbench, flow: Example, rows: list[Row]) -> None:
     windows = flow.rows("vehicles")
     _compare(lab, "vehicles", _windows(rows), windows)
     lab.figure("speed", "Mean speed of each vehicle in windows of ten minutes, from the table",
-               lambda figure: _draw(figure, windows))  # fmt: skip
+               _draw, windows)  # fmt: skip
 
 
 def _compare(lab: Workbench, table: str, expected: Sequence[Row], found: Sequence[Row]) -> None:
@@ -112,7 +109,7 @@ def _compare(lab: Workbench, table: str, expected: Sequence[Row], found: Sequenc
 def _comparable(rows: Iterable[Row]) -> list[str]:
     """Rows as texts in order; fractions to nine digits, since sums of them depend on their order."""
 
-    def plain(value: Any) -> Any:
+    def plain(value: object) -> object:
         return float(f"{value:.9g}") if isinstance(value, float) else value
 
     return sorted(json.dumps({k: plain(v) for k, v in row.items()}, sort_keys=True, default=str) for row in rows)
@@ -153,8 +150,8 @@ def _typed(record: Any) -> Row:
     }  # fmt: skip
 
 
-def _grouped(rows: Iterable[Row], key: Any) -> dict[Any, list[Row]]:
-    groups: dict[Any, list[Row]] = defaultdict(list)
+def _grouped(rows: Iterable[Row], key: Callable[[Row], K]) -> dict[K, list[Row]]:
+    groups: dict[K, list[Row]] = defaultdict(list)
     for row in rows:
         groups[key(row)].append(row)
     return groups

@@ -2,8 +2,8 @@
 
 Each producer pauses a quarter of a second after every record, so 1,000 records take more than four minutes; the
 consumers read what there is as it comes. The two share the partitions between them: every record is read exactly once,
-and it can be told who read what. Each producer has a key of its own, so its records lie in one partition and are read
-by one of the two, in order.
+and it is known which member read it. Each producer has a key of its own, so its records are in one partition and are
+read by one of the two, in order.
 """
 
 from __future__ import annotations
@@ -14,18 +14,12 @@ from collections import Counter, defaultdict
 from concurrent.futures import Future
 from math import inf
 from statistics import median
-from typing import TYPE_CHECKING
 
-from headrace import ConsumeOptions, Pace, ProduceOptions, ProduceReport, Until, produce
+from headrace import ConsumeOptions, Pace, ProduceOptions, ProduceReport, Until, eventually, produce, reading
 from headrace.labs.expect import at_most, between
-from headrace.labs.figures import COLOURS
+from headrace.labs.figures import COLOURS, Figure
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.workbench import Stopped, Workbench
-from headrace.runtime import eventually
-from headrace.transport.consume import reading
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _PARTITIONS = 6
 _JOINED_WITHIN_S = 60.0
@@ -99,7 +93,7 @@ def run(lab: Workbench) -> None:
     )
     lab.check("each partition was read in order", True, ascending)
     lab.watch(topic, count * producers, {group: 0})
-    lab.figure("reading", "Records read over time, by member", lambda figure: _draw(figure, got), height=2.8)
+    lab.figure("reading", "Records read over time, by member", _draw, got, height=2.8)
 
 
 def _draw(figure: Figure, got: list[tuple[float, int, int, int, bytes]]) -> None:

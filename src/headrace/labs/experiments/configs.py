@@ -1,6 +1,6 @@
 """The settings that everybody meets first, each shown to work.
 
-    retention.ms          old segments vanish, the numbering goes on
+    retention.ms          old segments vanish, offsets continue
     retention.bytes       so do those before the last so many bytes of a partition
     cleanup.policy        compact keeps the last value of each key, and forgets the earlier ones
     tombstones            a null value makes compaction forget the key altogether
@@ -8,8 +8,8 @@
     auto.offset.reset     where a group begins that has no offset yet: earliest or latest
     acks                  what a producer waits for: 0 nothing, 1 the leader, all every replica in the ISR
 
-Kafka looks for something to delete every five minutes and for something to compact every 15 seconds. The labs' cluster
-looks every second, else this would be a lab about waiting.
+By default Kafka checks every five minutes for segments to delete, and every 15 seconds for something to compact. The
+labs' cluster checks every second.
 """
 
 from __future__ import annotations
@@ -19,17 +19,13 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
 
-from headrace import ConsumeOptions, Groups, ProduceOptions, Shaping, UsageError, consume, produce
+from headrace import ConsumeOptions, ProduceOptions, Shaping, consume, produce
 from headrace.labs.clusters import OWN_SETTINGS
 from headrace.labs.expect import at_least, at_most, between, contains
-from headrace.labs.figures import BLUE
+from headrace.labs.figures import BLUE, Figure
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _WARM_UP = 20
 # Kafka refuses smaller segments; so many breadcrumbs fill more than six of them.
@@ -54,22 +50,20 @@ def _retention(lab: Workbench) -> None:
     configs = {"retention.ms": str(keeps_ms), "segment.ms": "500", "file.delete.delay.ms": "100"}
     topic = lab.topic("expiring", configs=configs)
     began = time.time()
-    lab.shows(f"seq -f 'old %.0f' {lab.p.records} | headrace produce {topic}")
-    first = produce(lab.cluster, topic, (f"old {n}" for n in range(1, lab.p.records + 1))).acknowledged
+    first = lab.produce(topic, pipe=f"seq -f 'old %.0f' {lab.p.records}")
     before = _segments(lab, topic)
-    lab.check("records before", first, lab.admin.describe(topic).offsets)
-    lab.until(lambda: not lab.admin.describe(topic).offsets, lab.p.retention_s + 60, "the expiry")
+    lab.check("records before", first, lab.kafka.describe(topic).offsets)
+    lab.until(lambda: not lab.kafka.describe(topic).offsets, lab.p.retention_s + 60, "the expiry")
     age = time.time() - began
     lab.measure("age of the records when all were gone", age, "s")
     lab.check("not before their time", at_least(lab.p.retention_s, "s"), age)
-    after = lab.admin.describe(topic).partitions[0]
+    after = lab.kafka.describe(topic).partitions[0]
     lab.check("first offset now", first, after.begin)
     lab.until(lambda: not set(before) & set(_segments(lab, topic)), 30, "the removal of the files")
     lab.table("log files on disk", ["", "files"], [("before", before), ("after", _segments(lab, topic))])
     lab.check("old files that are still there", set(), set(before) & set(_segments(lab, topic)))
-    lab.shows(f"echo new | headrace produce {topic}")
-    again = produce(lab.cluster, topic, ["new"])
-    lab.check("the next record's offset", first, again.partitions[topic][0].first_offset)
+    lab.produce(topic, pipe="echo new")
+    lab.check("the next record's offset", first, (lab.kafka.describe(topic).partitions[0].end or 0) - 1)
 
 
 def _retention_bytes(lab: Workbench) -> None:
@@ -80,21 +74,18 @@ def _retention_bytes(lab: Workbench) -> None:
     )
     configs = {"retention.bytes": str(keeps), "segment.bytes": str(segment), "file.delete.delay.ms": "100"}
     topic = lab.topic("limited", configs=configs)
-    sample = lab.sample("breadcrumbs", _MANY, "many.json")
-    lab.shows(f"headrace produce {topic} many.json --set batch.size=16384")
-    options = ProduceOptions(settings={"batch.size": 16_384})
-    sent = produce(lab.cluster, topic, sample, options=options).acknowledged
-    lab.check("records acknowledged", _MANY, sent)
-    (size,) = lab.admin.topic_sizes([topic])
+    lab.sample("breadcrumbs", _MANY, "many.json")
+    lab.check("records acknowledged", _MANY, lab.produce(topic, "many.json", "--set batch.size=16384"))
+    (size,) = lab.kafka.topic_sizes([topic])
     lab.measure("bytes before", size.size_bytes or 0, "bytes")
 
     def trimmed() -> bool:
-        (now,) = lab.admin.topic_sizes([topic])
+        (now,) = lab.kafka.topic_sizes([topic])
         return keeps <= (now.size_bytes or 0) < keeps + segment
 
     lab.until(trimmed, 90, "the deletion of the oldest segments", every_s=0.5)
-    (size,) = lab.admin.topic_sizes([topic])
-    found = lab.admin.describe(topic).partitions[0]
+    (size,) = lab.kafka.topic_sizes([topic])
+    found = lab.kafka.describe(topic).partitions[0]
     lab.check("bytes that are left", between(keeps, keeps + segment, "bytes"), size.size_bytes)
     lab.check("the oldest records are gone", at_least(1, "of them"), found.begin)
     lab.check("the newest are there", _MANY, found.end)
@@ -102,9 +93,8 @@ def _retention_bytes(lab: Workbench) -> None:
 
 def _segments(lab: Workbench, topic: str) -> list[str]:
     """The names of the log files of partition 0, on the broker that leads it."""
-    leader = lab.admin.topic(topic).partitions[0].leader
-    folder = lab.cluster.home.node(f"broker-{leader}") / "data" / f"{topic}-0"
-    return sorted(file.name for file in folder.glob("*.log"))
+    leader = lab.kafka.topic(topic).partitions[0].leader
+    return [segment.log.name for segment in lab.cluster.segments(topic)[leader, 0]]
 
 
 def _compaction(lab: Workbench) -> None:
@@ -118,8 +108,7 @@ def _compaction(lab: Workbench) -> None:
     lab.types(f"for value in $(seq {rounds}); do for key in $(seq 0 {keys - 1}); do "
               f"echo '{{\"key\":\"k'$key'\",\"value\":'$value'}}'; done; done > values.ndjson")  # fmt: skip
     lab.check("lines of the file", rows, [json.loads(line) for line in _lines(lab, "values.ndjson")])
-    lab.shows(f"headrace produce {topic} values.ndjson --key-field key")
-    produce(lab.cluster, topic, lab.files / "values.ndjson", options=options)
+    lab.produce(topic, "values.ndjson", "--key-field key")
     lab.check("values before", keys * rounds, sum(1 for _ in consume(lab.cluster, topic)))
 
     def compacted() -> bool:
@@ -167,16 +156,11 @@ def _values(lab: Workbench, topic: str, prefix: str) -> list[tuple[str, int]]:
 def _partitions(lab: Workbench) -> None:
     lab.step("partitions", "More of them let more consumers read at once; there is no way back.")
     topic = lab.topic("growing", partitions=2)
-    lab.shows(f"headrace topic alter {topic} --partitions 4", f"headrace topic alter {topic} --partitions 2")
-    lab.admin.alter_topic(topic, partitions=4)
-    lab.check("partitions after growing", 4, len(lab.admin.topic(topic).partitions))
-    refused = ""
-    try:
-        lab.admin.alter_topic(topic, partitions=2)
-    except UsageError as error:
-        refused = error.why or ""
-    lab.check("shrinking is refused", contains("cannot remove partitions"), refused)
-    lab.check("replication factor", 3, lab.admin.topic(topic).replication)
+    lab.types(f"headrace topic alter {topic} --partitions 4")
+    lab.check("partitions after growing", 4, len(lab.kafka.topic(topic).partitions))
+    refused = lab.types(f"headrace topic alter {topic} --partitions 2", code=2)
+    lab.check("shrinking is refused", contains("cannot remove partitions"), refused.err)
+    lab.check("replication factor", 3, lab.kafka.topic(topic).replication)
 
 
 def _offset_reset(lab: Workbench) -> None:
@@ -184,8 +168,7 @@ def _offset_reset(lab: Workbench) -> None:
         "auto.offset.reset", "Two new groups on a topic with records; one begins at the beginning, one at the end."
     )
     topic = lab.topic("resetting")
-    lab.shows(f"seq -f 'before %.0f' 10 | headrace produce {topic}")
-    produce(lab.cluster, topic, (f"before {n}" for n in range(10)))
+    lab.produce(topic, pipe="seq -f 'before %.0f' 10")
     seen: dict[str, int] = {}
     for reset in ("earliest", "latest"):
         group = lab.group(f"lab-configs-{reset}")
@@ -194,14 +177,10 @@ def _offset_reset(lab: Workbench) -> None:
         seen[reset] = sum(1 for _ in consume(lab.cluster, topic, options=options))
     lab.check("earliest: records of the past", 10, seen["earliest"])
     lab.check("latest: records of the past", 0, seen["latest"])
-    lab.shows(
-        f"seq -f 'after %.0f' 5 | headrace produce {topic}", f"headrace consume {topic} --group lab-configs-latest"
-    )
-    produce(lab.cluster, topic, (f"after {n}" for n in range(5)))
-    group = "lab-configs-latest"
-    lab.check("latest: records that came afterwards", 5, sum(1 for _ in consume(lab.cluster, topic, group=group)))
-    with Groups(lab.cluster) as groups:
-        lab.check("where it stands then", [15], [offset.committed for offset in groups.describe(group).offsets or ()])
+    lab.produce(topic, pipe="seq -f 'after %.0f' 5")
+    lab.check("latest: records that came afterwards", 5, lab.count(topic, group))
+    offsets = lab.kafka.groups.describe(group).offsets or ()
+    lab.check("its committed offset then", [15], [offset.committed for offset in offsets])
 
 
 def _acks(lab: Workbench) -> None:
@@ -225,22 +204,22 @@ def _acks(lab: Workbench) -> None:
         rows.append((acks, median(waits) * 1000, bulk.acknowledged / bulk.seconds, "known" if offsets else "unknown"))
         lab.check(f"acks={acks}: records in the topic", lab.p.bulk, _grown(lab, topic, before))
     lab.table("measured", ["acks", "one record, ms (median)", "in bulk, records/s", "offset in the report"], rows)
-    lab.check("acks=0: the report knows no offset, because nobody answered", "unknown", rows[0][3])
+    lab.check("acks=0: the report has no offset, because no broker answered", "unknown", rows[0][3])
     lab.check("acks=1 and all: it does", ["known", "known"], [rows[1][3], rows[2][3]])
     lab.check("acks=0 waits less than acks=all", at_most(median(latencies["all"])), median(latencies["0"]),
               timing=True)  # fmt: skip
-    lab.figure("acks", "How long one record takes, by acks", lambda figure: _draw(figure, latencies), height=2.6)
+    lab.figure("acks", "How long one record takes, by acks", _draw, latencies, height=2.6)
 
 
 def _grown(lab: Workbench, topic: str, before: int) -> int:
-    return (lab.admin.describe(topic).offsets or 0) - before
+    return (lab.kafka.describe(topic).offsets or 0) - before
 
 
 def _has_grown(lab: Workbench, topic: str, to: int) -> bool:
     return _grown(lab, topic, to) >= 0
 
 
-def _one_by_one(lab: Workbench, topic: str, settings: dict[str, Any]) -> tuple[list[float], bool]:
+def _one_by_one(lab: Workbench, topic: str, settings: Mapping[str, object]) -> tuple[list[float], bool]:
     """Seconds from each record to its report, and whether reports name an offset."""
     producer = lab.connection.producer({**settings, "linger.ms": 0})
     offsets: list[int | None] = []

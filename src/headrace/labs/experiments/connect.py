@@ -51,8 +51,8 @@ def run(lab: Workbench) -> None:
 
     lab.step("What is in the topic", "The JSON converter writes each line with its schema.")
     lab.until(lambda: len(_values(lab, topic)) == 2, 60, "the arrival of two records")
-    told = lab.types(f"headrace consume {topic}")
-    lab.check("records", [_with_schema("foo"), _with_schema("bar")], told.out.splitlines())
+    output = lab.types(f"headrace consume {topic}")
+    lab.check("records", [_with_schema("foo"), _with_schema("bar")], output.out.splitlines())
     lab.until(lambda: _lines(sink) == ["foo", "bar"], 60, "the arrival in the sink file")
     lab.check("lines of the sink file", ["foo", "bar"], _lines(sink))
 
@@ -69,7 +69,7 @@ def run(lab: Workbench) -> None:
     lab.check("lines of the sink file", 2 + lab.p.lines, len(_lines(sink)))
     lab.check("the slowest of them", at_most(30, "s"), max(took), timing=True)
 
-    lab.step("Stopped and gone on", "A paused source misses nothing: it remembers how far it has read.")
+    lab.step("Paused and resumed", "A paused source misses nothing: it remembers how far it has read.")
     lab.shows(f"headrace connector pause {names[0]}")
     worker.pause(names[0])
     lab.types("echo 'written while paused' >> test.txt")

@@ -3,31 +3,28 @@
 A person creates topics in a web page, with defaults or with settings of their own, and sees a summary; while records
 flow, the page shows what goes in and out, the bytes that are stored, and how far a group is behind. Each page has a
 twin below /api that is made of the same data, so this experiment asks the twin as a script would, with the token of the
-console's start, and compares every number with what was sent, read, and told by the brokers themselves.
+console's start, and compares every number with what was sent, what was read, and what the brokers report.
 """
 
 from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from headrace import ConsumeOptions, Pace, ProduceOptions, Until, consume, produce
 from headrace.labs.consoles import ConsoleApi
 from headrace.labs.expect import Expectation, at_least, contains
-from headrace.labs.figures import BLUE, ORANGE
+from headrace.labs.figures import BLUE, ORANGE, Figure
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _PLAIN, _CUSTOM, _WATCHED = "made-in-the-console", "made-with-settings", "watched"
 _SUMMARY = ("min.insync.replicas", "cleanup.policy", "retention.ms", "retention.bytes")
 _ADDRESS = "python -c 'import headrace; print(headrace.Cluster().console)'"
-# The console looks every other second; a busy machine may be late.
-_LOOKS_S = 30.0
+# The console polls every two seconds; a busy machine may be late.
+_POLLS_S = 30.0
 
 
 def run(lab: Workbench) -> None:
@@ -41,7 +38,7 @@ def run(lab: Workbench) -> None:
     for topic in (_PLAIN, _CUSTOM, _WATCHED):
         api("DELETE", f"/api/topics/{topic}")
     lab.step("Topics are deleted in the console too")
-    left = {topic.name for topic in lab.admin.topics()} & {_PLAIN, _CUSTOM, _WATCHED}
+    left = {topic.name for topic in lab.kafka.topics()} & {_PLAIN, _CUSTOM, _WATCHED}
     lab.check("topics left", set(), left)
 
 
@@ -56,14 +53,14 @@ def _way_in(lab: Workbench, api: ConsoleApi) -> None:
         status, _, text = api.ask("GET", path, page)
         lab.check(f"page {path}", [200, True], [status, "<html" in text])
     brokers = api.get("/api/brokers")["brokers"]
-    lab.check("brokers that it shows as up", set(lab.admin.live_brokers()),
+    lab.check("brokers that it shows as up", set(lab.kafka.live_brokers()),
               {broker["broker_id"] for broker in brokers if broker["state"] == "up"})  # fmt: skip
 
 
 def _create(lab: Workbench, api: ConsoleApi) -> None:
     lab.step("A topic with the defaults", "Name and partitions are all that is asked for.")
     lab.claim_topic(_PLAIN)
-    body: dict[str, Any] = {"name": _PLAIN, "partitions": 3}
+    body: dict[str, object] = {"name": _PLAIN, "partitions": 3}
     lab.shows(_curl("/topics", body))
     lab.check("the answer", (201, {"topic": _PLAIN}), api("POST", "/api/topics", body))
     _summary(lab, api, _PLAIN, {"partitions": 3})
@@ -75,18 +72,18 @@ def _create(lab: Workbench, api: ConsoleApi) -> None:
     lab.shows(_curl("/topics", body))
     lab.check("the answer", (201, {"topic": _CUSTOM}), api("POST", "/api/topics", body))
     _summary(lab, api, _CUSTOM, {"partitions": 4, "replication": 2, **own})
-    status, told = api("POST", "/api/topics", body)
+    status, answer = api("POST", "/api/topics", body)
     lab.check("once more: refused", 409, status)
-    lab.check("with the reason", contains("exists already"), told["problem"])
+    lab.check("with the reason", contains("exists already"), answer["problem"])
 
 
-def _summary(lab: Workbench, api: ConsoleApi, topic: str, asked: dict[str, Any]) -> None:
+def _summary(lab: Workbench, api: ConsoleApi, topic: str, asked: dict[str, object]) -> None:
     """What the page shows of the topic is what the brokers have, and what was asked for."""
-    told = api.get(f"/api/topics/{topic}")["described"]
-    shown: dict[str, Any] = {"partitions": told["partition_count"], "replication": told["replication"]}
-    shown |= {name: told["configs"][name]["value"] for name in _SUMMARY}
-    found = lab.admin.describe(topic)
-    real: dict[str, Any] = {"partitions": len(found.partitions), "replication": found.replication}
+    answer = api.get(f"/api/topics/{topic}")["described"]
+    shown: dict[str, object] = {"partitions": answer["partition_count"], "replication": answer["replication"]}
+    shown |= {name: answer["configs"][name]["value"] for name in _SUMMARY}
+    found = lab.kafka.describe(topic)
+    real: dict[str, object] = {"partitions": len(found.partitions), "replication": found.replication}
     real |= {name: found.configs[name].value for name in _SUMMARY}
     lab.table(f"summary of {topic}", ["", "in the console", "by the brokers"],
               [(name, shown[name], real[name]) for name in shown])  # fmt: skip
@@ -98,14 +95,14 @@ def _watch(lab: Workbench, api: ConsoleApi, group: str) -> None:
     count = lab.p.records
     began = datetime.now(UTC)
     lab.topic(_WATCHED, partitions=3, fixed=True)
-    lab.step("What goes in", f"{lab.p.rate:g} records a second, while the console looks every other second.")
+    lab.step("What goes in", f"{lab.p.rate:g} records a second, while the console polls every two seconds.")
     sample = lab.sample("breadcrumbs", count, "bcsample.json")
     lab.shows(f"headrace produce {_WATCHED} bcsample.json --rate {lab.p.rate:g}")
     options = ProduceOptions(pace=Pace(rate=lab.p.rate))
     sent = produce(lab.cluster, _WATCHED, sample, options=options)
     lab.check("records acknowledged", count, sent.acknowledged)
-    (size,) = lab.admin.topic_sizes([_WATCHED])
-    now = lab.until(lambda: _seen(api, count, size.size_bytes), _LOOKS_S, "records and bytes in the console, as sent,")
+    (size,) = lab.kafka.topic_sizes([_WATCHED])
+    now = lab.until(lambda: _seen(api, count, size.size_bytes), _POLLS_S, "records and bytes in the console, as sent,")
     lab.shows(_curl(f"/topics/{_WATCHED}/bytes"))
     points = api.get(f"/api/topics/{_WATCHED}/bytes")["data"]
     lab.table("the newest points", ["timestamp", "value"], [(p["timestamp"], p["value"]) for p in points[-3:]])
@@ -128,9 +125,9 @@ def _watch(lab: Workbench, api: ConsoleApi, group: str) -> None:
 
 
 def _seen(api: ConsoleApi, records: int, size_bytes: int | None) -> Any:
-    """What the console shows, once it has looked after the last record; bytes it asks for less often than offsets."""
-    status, told = api("GET", f"/api/topics/{_WATCHED}")
-    now = told["now"] if status == 200 else None
+    """What the console shows, once it has polled after the last record; it polls bytes less often than offsets."""
+    status, answer = api("GET", f"/api/topics/{_WATCHED}")
+    now = answer["now"] if status == 200 else None
     return now if now and (now["offsets"], now["size_bytes"]) == (records, size_bytes) else None
 
 
@@ -138,58 +135,58 @@ def _lag(lab: Workbench, api: ConsoleApi, group: str, expected: int) -> int | No
     """The lag that the console shows once it has seen the group's last commit, or the last one it showed."""
     seen: list[int | None] = [None]
 
-    def look() -> bool:
-        status, told = api("GET", f"/api/groups/{quote(group)}")
-        seen[0] = told["lag"] if status == 200 else None
+    def agrees() -> bool:
+        status, answer = api("GET", f"/api/groups/{quote(group)}")
+        seen[0] = answer["lag"] if status == 200 else None
         return seen[0] == expected
 
-    lab.until(look, _LOOKS_S, f"a lag of {expected} in the console")
+    lab.until(agrees, _POLLS_S, f"a lag of {expected} in the console")
     return seen[0]
 
 
 def _rates(lab: Workbench, api: ConsoleApi, began: datetime) -> None:
-    lab.step("In and out over time", "The rates come from the offsets that each look saw.")
+    lab.step("In and out over time", "The rates come from the offsets of each poll.")
     lab.shows(_curl(f"/topics/{_WATCHED}/rates"))
-    told = {**api.get(f"/api/topics/{_WATCHED}/rates"), "bytes": api.get(f"/api/topics/{_WATCHED}/bytes")["data"]}
+    answer = {**api.get(f"/api/topics/{_WATCHED}/rates"), "bytes": api.get(f"/api/topics/{_WATCHED}/bytes")["data"]}
     # An earlier run may have had a topic of that name too.
-    series = {name: [(_after(point, began), point["value"]) for point in told[name] if _after(point, began) >= 0]
+    series = {name: [(_after(point, began), point["value"]) for point in answer[name] if _after(point, began) >= 0]
               for name in ("in", "out", "bytes")}  # fmt: skip
     fastest = max((value or 0 for _, value in series["in"]), default=0)
     lab.measure("highest rate that the console saw", fastest, "records/s")
     near = Expectation(f"near {lab.p.rate:g} records/s", lambda seen: 0.5 * lab.p.rate <= seen <= 2.5 * lab.p.rate)
     lab.check("records in, at their fastest", near, fastest, timing=True)
-    lab.check("looks while records came in", at_least(2), sum(bool(value) for _, value in series["in"]),
+    lab.check("polls while records came in", at_least(2), sum(bool(value) for _, value in series["in"]),
               timing=True)  # fmt: skip
-    lab.check("looks while records were read", at_least(1), sum(bool(value) for _, value in series["out"]))
+    lab.check("polls while records were read", at_least(1), sum(bool(value) for _, value in series["out"]))
     metrics = api.ask("GET", "/metrics", {"Authorization": f"Bearer {api.token}"})[2]
     name = f'headrace_topic_offsets{{topic="{_WATCHED}"}}'
     line = next((line for line in metrics.splitlines() if line.startswith(name)), "")
-    lab.check("Prometheus is told the same", f"{name} {lab.p.records}", line)
+    lab.check("Prometheus gets the same", f"{name} {lab.p.records}", line)
     lab.figure("bytes", "Bytes and records in and out of the topic, as the console has kept them",
-               lambda figure: _draw(figure, series), height=4.2)  # fmt: skip
+               _draw, series, height=4.2)  # fmt: skip
 
 
-def _after(point: dict[str, Any], began: datetime) -> float:
+def _after(point: dict[str, str], began: datetime) -> float:
     return (datetime.fromisoformat(point["timestamp"]) - began).total_seconds()
 
 
 def _records(lab: Workbench, api: ConsoleApi) -> None:
-    lab.step("Records, with their fate")
+    lab.step("Records, with their visibility")
     lab.shows(_curl(f"/topics/{_WATCHED}/records?from=beginning&limit=20"))
     page = api.get(f"/api/topics/{_WATCHED}/records?from=beginning&limit=20")
     lab.check("records of the first page", 20, len(page["records"]))
-    lab.check("their fate", {"committed"}, {record["mark"] for record in page["records"]})
+    lab.check("their visibility", {"committed"}, {record["mark"] for record in page["records"]})
     changed = [event for event in api.get("/api/events?limit=500") if event["topic"] == _WATCHED]
     lab.table("the timeline", ["event"], [(event["text"],) for event in changed[:4]])
     lab.check("the timeline knows that the topic was created", at_least(1, "event"), len(changed))
 
 
-def _curl(path: str, body: Any = None) -> str:
+def _curl(path: str, body: object = None) -> str:
     data = f" -H 'Content-Type: application/json' -d '{json.dumps(body)}'" if body else ""
     return f'curl -sH "Authorization: Bearer $token"{data} "$api{path}"'
 
 
-def _draw(figure: Figure, series: dict[str, list[tuple[float, Any]]]) -> None:
+def _draw(figure: Figure, series: dict[str, list[tuple[float, float | None]]]) -> None:
     above, below = figure.subplots(2, sharex=True)
     times, sizes = zip(*series["bytes"], strict=True)
     above.step(times, [(size or 0) / 1000 for size in sizes], where="post", marker=".", color=BLUE)
@@ -208,7 +205,7 @@ LAB = Lab(
     run,
     needs=Needs(services=("console",), topics=(_PLAIN, _CUSTOM, _WATCHED)),
     parameters=(
-        Parameter("records", 1000, "breadcrumbs that are sent while the console looks", least=100, most=100_000),
+        Parameter("records", 1000, "breadcrumbs that are sent while the console polls", least=100, most=100_000),
         Parameter("rate", 100.0, "records a second", fast=200.0, least=5, most=5000),
     ),
 )

@@ -1,11 +1,11 @@
 """Brokers come and go, and the controller that notices dies too.
 
-Somebody must keep the list of live brokers and move leaderships when one is gone: the controller. In the documents
-that is ZooKeeper's business: brokers register under /brokers/ids, and whoever first creates /controller is it. Today's
-Kafka has no ZooKeeper. Some of its nodes are controllers and keep a log of metadata among themselves (KRaft): one of
-them leads, the others follow, and when the leader dies the rest elect another, by majority.
+The controller keeps the list of live brokers and moves leaderships when a broker fails. In the documents ZooKeeper does
+this: brokers register under /brokers/ids, and the first to create /controller is the controller. Today's Kafka has no
+ZooKeeper. Some of its nodes are controllers and share a log of metadata (KRaft): one of them leads, the others follow,
+and when the leader dies the rest elect another, by majority.
 
-    /brokers/ids      headrace status, or the metadata that any broker tells
+    /brokers/ids      headrace status, or the metadata of any broker
     /controller       the leader of the metadata quorum
     controller epoch  the leader's epoch, which grows with every election
 
@@ -18,20 +18,13 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
-from headrace import Admin, HeadraceError, consume, produce
-from headrace.cluster import Segment
-from headrace.home import FOLDER
+from headrace import HeadraceError, Kafka, Quorum, consume
 from headrace.labs.expect import anything_but, at_least, at_most, contains
-from headrace.labs.figures import BLUE, GREY
+from headrace.labs.figures import BLUE, GREY, Figure
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
 from headrace.labs.writer import Writer, account_of
-from headrace.transport.admin import Quorum
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def run(lab: Workbench) -> None:
@@ -40,20 +33,20 @@ def run(lab: Workbench) -> None:
     quorum = _quorum(lab)
     _show(lab, quorum)
     everyone = sorted(node.node_id for node in lab.cluster.spec.brokers)
-    lab.check("live brokers", everyone, sorted(lab.admin.live_brokers()))
+    lab.check("live brokers", everyone, sorted(lab.kafka.live_brokers()))
     lab.check("voters of the quorum", 3, sum(voter.voter for voter in quorum.voters))
 
-    lab.step("A broker is stopped", "It hands over what it leads and says goodbye, so nobody has to miss it first.")
+    lab.step("A broker is stopped", "It hands over its leaderships and unregisters, so no timeout has to pass.")
     other = next(node for node in everyone if node != quorum.leader_id)
     lab.shows(f"headrace stop {other}")
     lab.cluster.stop(other)
-    gone = lab.seconds_until(lambda: other not in lab.admin.live_brokers(), 30, "the change of the list")
-    lab.check("live brokers without it", [node for node in everyone if node != other], sorted(lab.admin.live_brokers()))
+    gone = lab.seconds_until(lambda: other not in lab.kafka.live_brokers(), 30, "the change of the list")
+    lab.check("live brokers without it", [node for node in everyone if node != other], sorted(lab.kafka.live_brokers()))
     lab.measure("until the list had changed", gone, "s", "after the stop was complete")
     lab.shows(f"headrace start {other}")
     lab.cluster.start(other)
-    lab.until(lambda: other in lab.admin.live_brokers(), 60, "the return into the list")
-    lab.check("live brokers with it again", everyone, sorted(lab.admin.live_brokers()))
+    lab.until(lambda: other in lab.kafka.live_brokers(), 60, "the return into the list")
+    lab.check("live brokers with it again", everyone, sorted(lab.kafka.live_brokers()))
     _lost_directory(lab, other)
     _kill(lab)
 
@@ -65,25 +58,24 @@ def _lost_directory(lab: Workbench, node: int) -> None:
         have it. A broker without its directory is not started by mistake; one that lacks a partition copies it.""",
     )
     topic = lab.topic("copied", partitions=1)
-    numbers = lab.numbers(1000)
-    lab.shows(f"headrace produce {topic} numbers.txt")
-    lab.check("records acknowledged", 1000, produce(lab.cluster, topic, numbers).acknowledged)
+    lab.numbers(1000)
+    lab.check("records acknowledged", 1000, lab.produce(topic, "numbers.txt"))
     name = lab.cluster.name_of(node)
-    data = f"{FOLDER}/{name}/data"
+    data = lab.shown_path(lab.cluster.home.node(name) / "data")
     lab.types(f"headrace stop {node}")
     lab.types(f"mv {data} kept-aside")
-    told = lab.types(f"headrace start {node}", code=3)
+    output = lab.types(f"headrace start {node}", code=3)
     lab.check(
-        "without its directory it is not started, and the reason is said", contains("the folder is gone"), told.err
+        "without its directory it is not started, and the reason is said", contains("the folder is gone"), output.err
     )
     lab.check("what it held can be read from the others", 1000, sum(1 for _ in consume(lab.cluster, topic)))
     lab.types(f"mv kept-aside {data}")
     lab.types(f"rm -rf {data}/{topic}-0")
     lab.types(f"headrace start {node}", within_s=300)
-    lab.until(lambda: node in lab.admin.topic(topic).partitions[0].isr, 60, "the return into the ISR")
-    logs = [*(lab.cluster.home.node(name) / "data" / f"{topic}-0").glob("*.log")]
-    lab.until(lambda: sum(file.stat().st_size for file in logs) > 0, 30, "the copying of the partition")
-    copied = sum(batch.records for file in logs for batch in Segment(file).batches())
+    lab.until(lambda: node in lab.kafka.topic(topic).partitions[0].isr, 60, "the return into the ISR")
+    segments = lab.cluster.segments(topic)[node, 0]
+    lab.until(lambda: any(segment.size_bytes for segment in segments), 30, "the copying of the partition")
+    copied = sum(batch.records for segment in segments for batch in segment.batches())
     lab.check("records that it has copied from the leader", 1000, copied)
 
 
@@ -122,7 +114,7 @@ def _kill(lab: Workbench) -> None:
     lab.check("slowest election", at_most(15, "s"), max(row[4] for row in rows), timing=True)
     _show(lab, _quorum(lab))
     lab.figure("elections", "How long the election of another controller took, and how long the writer had to wait",
-               lambda figure: _draw(figure, rows), height=2.8)  # fmt: skip
+               _draw, rows, height=2.8)  # fmt: skip
 
 
 def _quorum(lab: Workbench) -> Quorum:
@@ -132,8 +124,8 @@ def _quorum(lab: Workbench) -> Quorum:
 
 def _asked(lab: Workbench) -> Quorum | None:
     try:
-        with Admin(lab.cluster, timeout_s=2) as admin:
-            return admin.quorum()
+        with Kafka(lab.cluster, timeout_s=2) as kafka:
+            return kafka.quorum()
     except HeadraceError:
         return None
 

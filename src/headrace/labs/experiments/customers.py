@@ -9,45 +9,40 @@ consumers for three partitions, two are idle.
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
-from headrace import ConsumeOptions, InputOptions, ProduceOptions, produce
-from headrace.cluster import partitions_in
+from headrace import ConsumeOptions, reading
 from headrace.labs.expect import at_least
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.workbench import Workbench
-from headrace.transport.consume import Reading, reading
-from headrace.transport.inputs import Shape
 
 
 def run(lab: Workbench) -> None:
     lab.step("The brokers", "An id, a port and a log directory for each.")
     lab.shows("headrace up --brokers 3", "headrace status")
     nodes = lab.cluster.spec.brokers
-    folders = {node.node_id: lab.cluster.home.node(node.name) / "data" for node in nodes}
     lab.table("brokers", ["id", "port", "log directory"],
               [(n.node_id, str(n.port), f"{n.name}/data") for n in nodes])  # fmt: skip
     lab.check("ids", len(nodes), len({node.node_id for node in nodes}))
     lab.check("ports", len(nodes), len({node.port for node in nodes}))
-    lab.check("log directories", len(nodes), len(set(folders.values())))
+    lab.check("log directories", len(nodes), len({lab.cluster.home.node(node.name) for node in nodes}))
 
     lab.step("A topic with three partitions, one copy of each")
     topic = lab.topic("customers", partitions=3, replication=1)
-    leaders = {p.partition: p.leader for p in lab.admin.topic(topic).partitions}
+    leaders = {p.partition: p.leader for p in lab.kafka.topic(topic).partitions}
     lab.table("which broker holds which", ["partition", "broker", "folder"],
               [(p, broker, f"broker-{broker}/data/{topic}-{p}") for p, broker in leaders.items()])  # fmt: skip
-    lab.check("folders on disk, by broker", {broker: [p] for p, broker in leaders.items()}, _on_disk(folders, topic))
+    found = sorted(lab.cluster.segments(topic))
+    on_disk = {node.node_id: [partition for broker, partition in found if broker == node.node_id] for node in nodes}
+    lab.check("folders on disk, by broker", {broker: [p] for p, broker in leaders.items()}, on_disk)
 
     lab.step(
         f"{lab.p.customers:,} customers are piped in", "Each line of the file is a record; there is no header row."
     )
-    file = lab.sample("customers", lab.p.customers, "customers.csv")
-    lab.shows(f"headrace produce {topic} --input lines < customers.csv")
-    report = produce(lab.cluster, topic, file, options=ProduceOptions(input=InputOptions(shape=Shape.LINES)))
-    lab.check("records acknowledged", lab.p.customers, report.acknowledged)
-    spans = report.partitions[topic]
-    lab.table("records by partition", ["partition", "records"], [(p, s.records) for p, s in sorted(spans.items())])
-    lab.check("partitions that got some", 3, sum(span.records > 0 for span in spans.values()))
+    lab.sample("customers", lab.p.customers, "customers.csv")
+    lab.check("records acknowledged", lab.p.customers, lab.produce(topic, "--input lines < customers.csv"))
+    counts = [(p.partition, p.offsets) for p in lab.kafka.describe(topic).partitions]
+    lab.table("records by partition", ["partition", "records"], counts)
+    lab.check("partitions that got some", 3, sum(bool(records) for _, records in counts))
 
     lab.step("A group of two reads all of them between them")
     two = _group(lab, topic, "customer-group", 2)
@@ -72,22 +67,11 @@ def _group(lab: Workbench, topic: str, name: str, members: int) -> tuple[Counter
     read: Counter[int] = Counter()
     for (member, _, _), span in run.report.spans.items():
         read[member] += span.records
-    owned = _owned(run)
+    # What each had at last, before it left.
+    assigned = [event for event in run.report.ownership if event.what == "assigned"]
+    owned = {event.member: {partition for _, partition in event.places} for event in assigned}
     lab.table(group, ["member", "partitions", "records"], [(m, owned[m], read[m]) for m in sorted(owned)])
     return read, owned
-
-
-def _owned(run: Reading) -> dict[int, set[int]]:
-    """The partitions that each member had at last, before it left."""
-    owned: dict[int, set[int]] = {}
-    for event in run.report.ownership:
-        if event.what == "assigned":
-            owned[event.member] = {partition for _, partition in event.places}
-    return owned
-
-
-def _on_disk(folders: dict[int, Path], topic: str) -> dict[int, list[int]]:
-    return {broker: list(partitions_in(data, topic)) for broker, data in sorted(folders.items())}
 
 
 LAB = Lab(

@@ -1,7 +1,7 @@
 """What flush does, and what it does not do.
 
-A producer does not send a record when it is told to: it puts it into a buffer, and a thread behind the program sends
-what is there, in batches. A delivery report says what became of a record; it is handed over only when the program asks
+A producer does not send a record at once: it puts it into a buffer, and a background thread sends what is there, in
+batches. A delivery report says what became of a record; it is handed over only when the program asks
 for it, by poll or flush. So four ways of flushing are tried:
 
     none      nothing is asked for: no report ever comes, and a program that ends at once loses what is in the buffer
@@ -9,8 +9,8 @@ for it, by poll or flush. So four ways of flushing are tried:
     each      after every record: each report comes before the next record is sent, and everything is slow
     paced     a pause of 2 s after every 5th record, a flush after every 15th
 
-While they run, a consumer notes when it sees each record. Expected: it sees them soon after they were sent, whether
-somebody flushes or not; only the reports wait for the flush.
+While they run, a consumer notes when it sees each record. Expected: it sees them soon after they were sent, with or
+without a flush; only the reports wait for the flush.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from headrace.labs.background import Sighting
 from headrace.labs.expect import at_least, at_most
-from headrace.labs.figures import BLUE, GREY, ORANGE
+from headrace.labs.figures import BLUE, GREY, ORANGE, Figure
 from headrace.labs.lab import Lab, Parameter
-from headrace.labs.sighting import Sighting
 from headrace.labs.workbench import Workbench, quoted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 @dataclass
@@ -55,7 +54,8 @@ def run(lab: Workbench) -> None:
     topic = lab.topic("flushed", partitions=1)
     lab.numbers(max(lab.p.records, lab.p.paced_records))
     lab.step("No flush", "The program sends and never asks. The producer lives on for a while; then it is dropped.")
-    lab.shows(f"headrace produce {topic} numbers.txt --flush none")
+    # What it has no report of when it ends counts as failed.
+    lab.shows(f"headrace produce {topic} numbers.txt --flush none", code=1)
     none = _run(lab, topic, "none", lab.p.records)
     lab.check("delivery reports", 0, len(none.reported))
     lab.check("records that the consumer saw all the same", lab.p.records, len(none.seen))
@@ -89,7 +89,7 @@ def run(lab: Workbench) -> None:
     # One more record of each line was for warming up.
     lab.watch(topic, sent + len(lines), note="Whether a program has asked for reports or not: these were delivered.")
     lab.figure("timeline", "When records were sent, seen by the consumer, and reported as delivered",
-               lambda figure: _draw(figure, lines), height=6.2)  # fmt: skip
+               _draw, lines, height=6.2)  # fmt: skip
 
 
 def _paced(lab: Workbench, topic: str) -> _Timeline:
@@ -124,7 +124,7 @@ def _run(lab: Workbench, topic: str, mode: str, records: int) -> _Timeline:
         # Connected and known to the brokers before the clock starts: that is not what is to be seen.
         producer.produce(topic, "-1")
         producer.flush(30)
-        before = lab.admin.describe(topic).offsets or 0
+        before = lab.kafka.describe(topic).offsets or 0
         sighting.wait_for(before)
         zero = time.monotonic()
         for number in range(records):
@@ -141,7 +141,7 @@ def _run(lab: Workbench, topic: str, mode: str, records: int) -> _Timeline:
 
 
 def _send(producer: Any, topic: str, number: int, line: _Timeline, zero: float) -> None:
-    def delivered(error: Any, _: Any) -> None:
+    def delivered(error: object, _: object) -> None:
         if error is None:
             line.reported[number] = time.monotonic() - zero
 
@@ -176,12 +176,12 @@ def _lost(lab: Workbench, topic: str) -> None:
     lab.step(
         "A program that ends at once", "It sends and ends. With a linger of a second nothing has left its buffer yet."
     )
-    before = lab.admin.describe(topic).offsets or 0
+    before = lab.kafka.describe(topic).offsets or 0
     words = quoted(topic, lab.p.records)
-    told = lab.types(f"python - {words} <<'END'\n{_ENDS_AT_ONCE.strip()}\nEND")
-    lab.check("records in the buffer when it ended", str(lab.p.records), told.out.strip())
+    output = lab.types(f"python - {words} <<'END'\n{_ENDS_AT_ONCE.strip()}\nEND")
+    lab.check("records in the buffer when it ended", str(lab.p.records), output.out.strip())
     lab.wait(1.5)
-    lab.check("of these in the topic afterwards", 0, (lab.admin.describe(topic).offsets or 0) - before)
+    lab.check("of these in the topic afterwards", 0, (lab.kafka.describe(topic).offsets or 0) - before)
 
 
 def _median_report(line: _Timeline) -> float | None:

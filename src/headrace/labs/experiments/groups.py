@@ -1,7 +1,7 @@
 """Groups read independently of each other, and share the work within.
 
 Each group reads everything. The members of one group divide the partitions between them: each reads a part, together
-they read all, nobody reads what another one has read. A group that is new to an old topic reads its backlog first. A
+they read all, and no record is read by two of them. A group that is new to an old topic reads its backlog first. A
 member that is killed in the middle is missed for the session timeout; when it comes back, the group goes on where it
 was: what counts is the committed offset, not the process.
 """
@@ -13,12 +13,12 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-from headrace import ConsumeOptions, Groups, HeadraceError, consume, produce
+from headrace import ConsumeOptions, HeadraceError, reading
 from headrace.labs.expect import between
 from headrace.labs.lab import Lab, Parameter
-from headrace.labs.workbench import Workbench, end
+from headrace.labs.processes import end
+from headrace.labs.workbench import Workbench
 from headrace.labs.writer import Writer
-from headrace.transport.consume import reading
 
 _PARTITIONS = 6
 
@@ -28,20 +28,17 @@ def run(lab: Workbench) -> None:
     lab.step("An empty topic, and the sample as a file")
     topic = lab.topic("shared", partitions=_PARTITIONS)
     one, two = lab.group("lab-groups-one"), lab.group("lab-groups-two")
-    sample = lab.sample("breadcrumbs", count, "bcsample.json")
+    lab.sample("breadcrumbs", count, "bcsample.json")
 
     lab.step("Two groups with one member each")
-    lab.shows(f"headrace produce {topic} bcsample.json", f"headrace consume {topic} --group {one}",
-              f"headrace consume {topic} --group {two}")  # fmt: skip
-    produce(lab.cluster, topic, sample)
+    lab.check("records acknowledged", count, lab.produce(topic, "bcsample.json"))
     for group in (one, two):
-        lab.check(f"{group}: records read", count, sum(1 for _ in consume(lab.cluster, topic, group=group)))
+        lab.check(f"{group}: records read", count, lab.count(topic, group))
 
     lab.step("A second member in one of them", "The records are sent once more; both groups read on.")
-    lab.shows(f"headrace produce {topic} bcsample.json", f"headrace consume {topic} --group {one}",
-              f"headrace consume {topic} --group {two} --members 2")  # fmt: skip
-    produce(lab.cluster, topic, sample)
-    lab.check(f"{one}, one member: records read", count, sum(1 for _ in consume(lab.cluster, topic, group=one)))
+    lab.check("records acknowledged", count, lab.produce(topic, "bcsample.json"))
+    lab.check(f"{one}, one member: records read", count, lab.count(topic, one))
+    lab.shows(f"headrace consume {topic} --group {two} --members 2")
     run = reading(lab.cluster, [topic], options=ConsumeOptions(group=two, members=2))
     places = Counter((record.partition, record.offset) for batch in run.batches() for record in batch.records())
     members = Counter[int]()
@@ -56,8 +53,7 @@ def run(lab: Workbench) -> None:
 
     lab.step("A third group, new to an old topic", "It has no offsets yet, so it begins with the backlog.")
     three = lab.group("lab-groups-three")
-    lab.shows(f"headrace consume {topic} --group {three}")
-    lab.check(f"{three}: records of the backlog", 2 * count, sum(1 for _ in consume(lab.cluster, topic, group=three)))
+    lab.check(f"{three}: records of the backlog", 2 * count, lab.count(topic, three))
     lab.watch(topic, 2 * count, {one: 0, two: 0, three: 0})
     _killed(lab, topic)
 
@@ -83,29 +79,27 @@ def _killed(lab: Workbench, topic: str) -> None:
         child = lab.process(*words, "--follow", output=first)
         lab.until(lambda: _committed(lab, group) > 2 * lab.p.records, 60, "a commit of what comes in")
         end(child, signal.SIGKILL)
-        stood = _committed(lab, group)
+        committed = _committed(lab, group)
         begun = _places(first)
         back = lab.process(*words, "--until", "idle:8s", output=second)
         lab.wait(lab.p.writing_s)
     back.wait(120)
-    total = lab.admin.describe(topic).offsets or 0
+    total = lab.kafka.describe(topic).offsets or 0
     resumed = _places(second)
-    lab.say(f"""When it was killed it had printed {len(begun):,} records, and its group stood at {stood:,}. The second
-        process read {len(resumed):,}.""")
+    lab.say(f"""When it was killed it had printed {len(begun):,} records, and its group had committed {committed:,}. The
+        second process read {len(resumed):,}.""")
     lab.check("records that were never read", 0, total - len(begun | resumed))
-    lab.check(
-        "the second begins where the group stood", total - stood, len(resumed), look=f"headrace group describe {group}"
-    )
+    look = f"headrace group describe {group}"
+    lab.check("the second begins at the committed offsets", total - committed, len(resumed), look=look)
     twice = len(begun & resumed)
     lab.measure("records read twice", twice, "", "printed by the first, not yet committed when it died")
-    lab.check("records read twice: those not yet committed, no others", len(begun) - stood, twice)
-    lab.check("where the group stands now", total, _committed(lab, group))
+    lab.check("records read twice: those not yet committed, no others", len(begun) - committed, twice)
+    lab.check("the group's committed offsets now", total, _committed(lab, group))
 
 
 def _committed(lab: Workbench, group: str) -> int:
     try:
-        with Groups(lab.cluster) as groups:
-            offsets = groups.describe(group).offsets or ()
+        offsets = lab.kafka.groups.describe(group).offsets or ()
     except HeadraceError:
         return 0
     return sum(offset.committed or 0 for offset in offsets)
@@ -132,4 +126,5 @@ LAB = Lab(
         Parameter("rate", 1000, "records a second while a consumer is killed", fast=300, least=50, most=10_000),
         Parameter("writing_s", 8.0, "seconds of writing after it was killed", fast=2.0, least=0.5, most=60),
     ),
+    waits=True,
 )

@@ -9,13 +9,13 @@ partition, exactly:
 
 Consumer 1 reads both topics with all partitions from the beginning, prints a table, leaves after so many seconds of
 silence, and draws sepal length against width in three colours. Consumer 2 reads only partition 1 of virginicasetosa
-(setosa), consumer 3 only partition 0 (virginica). Since the value does not name the class, only the routing can tell
-it: one flower astray and the picture would be wrong.
+(setosa), consumer 3 only partition 0 (virginica). The value does not name the class, so only the routing does: with one
+flower in a wrong partition the picture would be wrong.
 
 Then the document's two questions (settings of producers and consumers, and what ZooKeeper is for) and its topic that
-nobody has created are answered by what a cluster does.
+was not created are answered by what a cluster does.
 
-The same flow as a Spark pipeline (examples/iris) tells the class from topic and partition too, and writes a table of
+The same flow as a Spark pipeline (examples/iris) takes the class from topic and partition too, and writes a table of
 counts and means per class, which is compared with the means of the table that was sent.
 """
 
@@ -25,19 +25,13 @@ import json
 import time
 from collections import Counter
 from statistics import mean
-from typing import TYPE_CHECKING
 
-from headrace import ConsumeOptions, Record, Scatter, Series, Start, Until, consume, partition_of
+from headrace import ConsumeOptions, Record, Scatter, Series, Start, Until, consume, partition_of, reading, samples
 from headrace.labs.examples import Example, declaration_of
 from headrace.labs.expect import at_least, contains, one_of
-from headrace.labs.figures import BLUE, GREEN, RED
+from headrace.labs.figures import BLUE, GREEN, RED, Figure
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
-from headrace.samples import Iris, flowers
-from headrace.transport.consume import reading
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _TWO, _ONE = "virginicasetosa", "versicolor"
 _NOBODYS = "test1"
@@ -51,9 +45,9 @@ def run(lab: Workbench) -> None:
     lab.step("Two topics with two partitions each, one copy of everything")
     for topic in (_TWO, _ONE):
         lab.topic(topic, partitions=2, replication=1, fixed=True)
-        found = lab.admin.describe(topic)
+        found = lab.kafka.describe(topic)
         lab.check(f"{topic}: partitions and replication", [2, 1], [len(found.partitions), found.replication])
-    table = flowers()
+    table = samples.flowers()
     _produce(lab)
     _arrays(lab, table)
     _everything(lab)
@@ -72,16 +66,16 @@ def run(lab: Workbench) -> None:
 def _produce(lab: Workbench) -> None:
     lab.step("The producer", "It reads the table, prints class and values of each flower, and sends the values.")
     lab.sample("iris", 150, "iris.csv")
-    told = lab.types(
+    output = lab.types(
         f"headrace produce {_TWO} iris.csv --numbers --value-fields {','.join(_FIELDS)} --echo class "
         f"--route class:virginica={_TWO}/0,setosa={_TWO}/1,versicolor={_ONE}/0+1",
         most=6,
     )
-    lab.check("lines that it printed", 150, len(told.out.splitlines()))
-    classes = Counter(line.partition(" ")[0] for line in told.out.splitlines())
+    lab.check("lines that it printed", 150, len(output.out.splitlines()))
+    classes = Counter(line.partition(" ")[0] for line in output.out.splitlines())
     lab.check("flowers of each class", dict.fromkeys(sorted(_COLOURS), 50), dict(sorted(classes.items())))
-    lab.check("the first line", "setosa [5.1,3.5]", told.out.partition("\n")[0])
-    lab.check("records acknowledged", contains("150 records acknowledged"), told.err)
+    lab.check("the first line", "setosa [5.1,3.5]", output.out.partition("\n")[0])
+    lab.check("records acknowledged", contains("150 records acknowledged"), output.err)
 
 
 _ARRAYS = """
@@ -94,14 +88,14 @@ print(headrace.produce(headrace.Cluster(), %r, rows).acknowledged)
 """
 
 
-def _arrays(lab: Workbench, table: list[Iris]) -> None:
+def _arrays(lab: Workbench, table: list[samples.Iris]) -> None:
     lab.step("From Python, with NumPy", "Arrays and single numbers of NumPy become JSON as lists and numbers do.")
     topic = lab.topic("iris-arrays", replication=1)
     program = _ARRAYS.strip() % topic
-    told = lab.types(f"python - <<'END'\n{program}\nEND")
-    lab.check("what it printed first", "('virginica', array([6., 3.]))", told.out.partition("\n")[0])
+    output = lab.types(f"python - <<'END'\n{program}\nEND")
+    lab.check("what it printed first", "('virginica', array([6., 3.]))", output.out.partition("\n")[0])
     values = [json.loads(record.value or b"") for record in consume(lab.cluster, topic)]
-    lab.check("as they lie in the topic", [[6.0, 3.0], [5.1, 3.5], {"length": 6.3, "petals": 3}], values)
+    lab.check("values in the topic", [[6.0, 3.0], [5.1, 3.5], {"length": 6.3, "petals": 3}], values)
     lab.check("the first is a flower of the table", True, (6.0, 3.0) in _sorted(table, "virginica"))
 
 
@@ -120,10 +114,10 @@ def _settings(lab: Workbench) -> None:
     lab.check("partitioner: a key's partition is hash(key) mod partitions", expected, places)
     group = lab.group("lab-iris")
     for number, (count, why) in enumerate(((150, "new"), (0, "at the end")), 1):
-        told = lab.types(f"headrace consume {topic} --group {group}", most=2)
-        lab.check(f"group_id: records of run {number}, the group is {why}", count, len(told.out.splitlines()))
-    told = lab.types(f"headrace consume {topic}", most=2)
-    lab.check("without a group nothing is remembered", 150, len(told.out.splitlines()))
+        output = lab.types(f"headrace consume {topic} --group {group}", most=2)
+        lab.check(f"group_id: records of run {number}, the group is {why}", count, len(output.out.splitlines()))
+    output = lab.types(f"headrace consume {topic}", most=2)
+    lab.check("without a group nothing is remembered", 150, len(output.out.splitlines()))
     began = time.monotonic()
     lab.types(f"headrace consume {topic} --group {group} --until idle:{lab.p.idle_s:g}s", most=2)
     waited = time.monotonic() - began
@@ -137,39 +131,39 @@ def _zookeeper(lab: Workbench) -> None:
         settings. Today's Kafka has no ZooKeeper: controllers keep all of that in a log of their own (KRaft).""",
     )
     lab.types("headrace status", most=20)
-    quorum, spec = lab.admin.quorum(), lab.cluster.spec
-    lab.check("brokers that live, as any broker tells", {node.node_id for node in spec.brokers},
-              set(lab.admin.live_brokers()))  # fmt: skip
+    quorum, spec = lab.kafka.quorum(), lab.cluster.spec
+    lab.check("live brokers, from the metadata of any broker", {node.node_id for node in spec.brokers},
+              set(lab.kafka.live_brokers()))  # fmt: skip
     voters = {node.node_id for node in spec.voters}
     lab.check("the controller was elected by the voters and is one of them", one_of(voters), quorum.leader_id)
-    lab.check("settings of a topic are kept too", "delete", lab.admin.topic_configs(_TWO)["cleanup.policy"].value)
+    lab.check("settings of a topic are kept too", "delete", lab.kafka.topic_configs(_TWO)["cleanup.policy"].value)
     roles = {role for node in spec.nodes for role in node.roles.split(",")}
     lab.check("roles of the processes; none is ZooKeeper", {"broker", "controller"}, roles)
 
 
 def _automatic_topics(lab: Workbench) -> None:
     lab.step(
-        "A topic that nobody has created",
+        "A topic that was not created",
         """In the document the broker makes `test1` when a producer first names it. headrace starts brokers that do not:
         a misspelt name would be a new topic. Both are tried.""",
     )
-    told = lab.types(f"printf 'This is a message\\n' | headrace produce {_NOBODYS}", code=2)
-    lab.check("refused, with the reason", contains(_NOBODYS), told.err)
-    lab.check("and no topic appeared", False, _NOBODYS in {topic.name for topic in lab.admin.topics()})
+    output = lab.types(f"printf 'This is a message\\n' | headrace produce {_NOBODYS}", code=2)
+    lab.check("refused, with the reason", contains(_NOBODYS), output.err)
+    lab.check("and no topic appeared", False, _NOBODYS in {topic.name for topic in lab.kafka.topics()})
     with lab.cluster_beside("automatic", {"auto.create.topics.enable": "true"}):
         lab.types("printf 'This is a message\\nThis is another message\\n' | headrace --home automatic lab tool "
                   f"kafka-console-producer --topic {_NOBODYS}")  # fmt: skip
-        told = lab.types(f"headrace --home automatic consume {_NOBODYS}")
+        output = lab.types(f"headrace --home automatic consume {_NOBODYS}")
         lab.check("records in the topic that the broker made", ["This is a message", "This is another message"],
-                  told.out.splitlines())  # fmt: skip
+                  output.out.splitlines())  # fmt: skip
 
 
 def _everything(lab: Workbench) -> None:
     lab.step("Consumer 1: everything, from the beginning", f"It leaves after {lab.p.idle_s:g} s of silence, and draws.")
     until = f"--from beginning --until idle:{lab.p.idle_s:g}s"
     colours = " ".join(f"--plot-series {series}" for series in _SERIES)
-    told = lab.types(f"headrace consume {_TWO} {_ONE} {until} --format '{_TABLE}' --plot iris.png {colours}", most=9)
-    lab.check("lines of its table", 150, len(told.out.splitlines()))
+    output = lab.types(f"headrace consume {_TWO} {_ONE} {until} --format '{_TABLE}' --plot iris.png {colours}", most=9)
+    lab.check("lines of its table", 150, len(output.out.splitlines()))
     lab.check("it drew a picture", True, (lab.files / "iris.png").stat().st_size > 1000)
     read, waited = _consumer(lab, (_TWO, _ONE))
     lab.measure("from the last record to leaving", waited, "s")
@@ -180,16 +174,16 @@ def _everything(lab: Workbench) -> None:
     lab.check(f"{_TWO}/1", 50, places[_TWO, 1])
     lab.check(f"{_ONE}, both partitions", [25, 25], [places[_ONE, 0], places[_ONE, 1]])
     astray = _astray(read)
-    lab.check("flowers in the wrong place", 0, len(astray), look=f"{astray[:3]}")
+    lab.check("flowers in a wrong partition", 0, len(astray), look=f"{astray[:3]}")
     scatter = Scatter("0", "1", [Series.parse(series) for series in _SERIES])
     for record in read:
         scatter.add(record)
     lab.check("points that --plot draws", dict.fromkeys(_COLOURS, 50), scatter.counts)
     lab.figure("scatter", "Sepal length against sepal width; the class is known from topic and partition alone",
-               lambda figure: _draw(figure, read))  # fmt: skip
+               _draw, read)  # fmt: skip
 
 
-def _with_spark(lab: Workbench, table: list[Iris]) -> None:
+def _with_spark(lab: Workbench, table: list[samples.Iris]) -> None:
     lab.step("The same with Spark", "Both topics, the class from topic and partition, counts and means per class.")
     lab.lay_out()
     flow = Example(lab, "iris")
@@ -230,14 +224,14 @@ def _value(record: Record) -> tuple[float, float]:
     return length, width
 
 
-def _sorted(table: list[Iris], name: str) -> list[tuple[float, float]]:
+def _sorted(table: list[samples.Iris], name: str) -> list[tuple[float, float]]:
     return sorted((flower.sepal_length, flower.sepal_width) for flower in table if flower.name == name)
 
 
 def _astray(records: list[Record]) -> list[tuple[str, tuple[float, float]]]:
     """Values that the class of their place does not have, or not so often."""
     seen = Counter((_class_of(record), _value(record)) for record in records)
-    known = Counter((flower.name, (flower.sepal_length, flower.sepal_width)) for flower in flowers())
+    known = Counter((flower.name, (flower.sepal_length, flower.sepal_width)) for flower in samples.flowers())
     return list((seen - known).elements())
 
 

@@ -11,7 +11,7 @@ on one that does not, with the document's 10 seconds.
 Followers serve neither producers nor consumers: they answer that they do not lead.
 
 min.insync.replicas=2 says that a record for which a producer wants acks=all needs two replicas. With only one left,
-the producer is told NotEnoughReplicas and nothing is written; what was committed can still be read. When a second
+the producer gets NotEnoughReplicas and nothing is written; what was committed can still be read. When a second
 replica is back, writing goes on.
 """
 
@@ -19,30 +19,21 @@ from __future__ import annotations
 
 import time
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from headrace import Admin, Connection, NewTopic, ProduceOptions, consume, produce
-from headrace.cluster import Segment, partitions_in, segments_in
+from headrace import Cluster, Connection, Kafka, NewTopic, Partition, ProduceOptions, consume, produce
+from headrace.labs.background import Poll, Sighting
 from headrace.labs.expect import at_least, at_most, contains
-from headrace.labs.figures import COLOURS, GREY
+from headrace.labs.figures import COLOURS, GREY, Figure
 from headrace.labs.lab import Lab, Needs, Parameter
-from headrace.labs.sighting import Sighting
 from headrace.labs.workbench import FAIL_OVER, Workbench
 from headrace.labs.writer import Writer
-from headrace.runtime import Rounds
-from headrace.transport.direct import asked_directly
-from headrace.transport.topics import Partition
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from headrace.cluster import Cluster
 
 LAG_TIME = "replica.lag.time.max.ms"
 
 
 def run(lab: Workbench) -> None:
-    # Not the controllers: when two of them are gone, nobody could even tell who is in sync.
+    # Not the controllers: when two of them are gone, the cluster no longer knows which replicas are in sync.
     voters = {node.node_id for node in lab.cluster.spec.voters}
     replicas = [node.node_id for node in lab.cluster.spec.brokers if node.node_id not in voters][:3]
     topic = lab.topic("guarded", configs={"min.insync.replicas": "2"}, assignment=[replicas])
@@ -75,7 +66,7 @@ def _slow_follower(lab: Workbench) -> None:
     lab.step(
         "A follower that lives and does not keep up",
         f"""On a cluster that gives a silent broker two minutes before it counts as dead, a follower is frozen for less
-        than that. The watcher beside the nodes, which would tell the controller of the freeze, is ended first. So the
+        than that. The watcher beside the nodes, which would report the freeze to the controller, is ended first. So the
         controller leaves the follower alone; the leader takes it out of the ISR by the document's rule, because it has
         not caught up for {LAG_TIME}={limit_ms}.""",
     )
@@ -83,9 +74,9 @@ def _slow_follower(lab: Workbench) -> None:
         lab.types(f"python - <<'END'\n{_END_WATCHER.strip()}\nEND")
         lab.shows("headrace --home slow topic create lagging --partitions 1 --replication 3",
                   f"seq 1000000 | headrace --home slow produce lagging --rate {lab.p.rate} & writer=$!")  # fmt: skip
-        with Admin(slow) as admin:
-            admin.create_topics([NewTopic("lagging", 1, 3)])
-            place, controller = admin.topic("lagging").partitions[0], admin.quorum().leader_id
+        with Kafka(slow) as kafka:
+            kafka.create_topics([NewTopic("lagging", 1, 3)])
+            place, controller = kafka.topic("lagging").partitions[0], kafka.quorum().leader_id
         follower = next(node for node in place.replicas if node not in (place.leader, controller))
         with Writer(Connection(slow.bootstrap), "lagging", rate=lab.p.rate) as writer:
             lab.until(lambda: len(writer.acknowledged) > lab.p.rate, 60, "the first acknowledgements")
@@ -101,7 +92,7 @@ def _slow_follower(lab: Workbench) -> None:
             back = lab.seconds_until(lambda: len(_seen_isr(slow)[0]) == 3, 90, "the return into the ISR")
             lab.shows("kill $writer")
     lab.measure("from the freeze to leaving the ISR", left, "s",
-                f"with {LAG_TIME}={limit_ms}, which the leader looks at every half of that time")  # fmt: skip
+                f"with {LAG_TIME}={limit_ms}, which the leader checks twice in that time")  # fmt: skip
     lab.measure("from the end of the freeze to being back", back, "s")
     lab.check("the broker counts as alive all the while", contains(follower), alive)
     lab.check("it left after that time, not before", at_least(lab.p.lag_s * 0.8, "s"), left, timing=True)
@@ -111,8 +102,8 @@ def _slow_follower(lab: Workbench) -> None:
 
 def _seen_isr(cluster: Cluster) -> tuple[tuple[int, ...], set[int]]:
     """Who is in sync and who is alive; asked anew each time, since a client may have chosen the frozen broker."""
-    with Admin(cluster, timeout_s=2) as admin:
-        return admin.topic("lagging").partitions[0].isr, set(admin.live_brokers())
+    with Kafka(cluster, timeout_s=2) as kafka:
+        return kafka.topic("lagging").partitions[0].isr, set(kafka.live_brokers())
 
 
 def _followers_serve_nobody(lab: Workbench, topic: str) -> None:
@@ -122,7 +113,7 @@ def _followers_serve_nobody(lab: Workbench, topic: str) -> None:
         follower is asked all the same, past the client's own rules.""",
     )
     place = _whole(lab, topic)
-    answers = {broker: asked_directly(lab.connection, broker, topic) for broker in place.replicas}
+    answers = {broker: lab.connection.answers_of(broker, topic) for broker in place.replicas}
     lab.table("what each replica answers", ["broker", "role", "to a producer", "to a consumer"],
               [(broker, "leader" if broker == place.leader else "follower", *answers[broker])
                for broker in place.replicas])  # fmt: skip
@@ -132,7 +123,7 @@ def _followers_serve_nobody(lab: Workbench, topic: str) -> None:
         lab.check(f"broker {broker}: to a consumer", expected, read)
 
 
-class _Look(NamedTuple):
+class _Moment(NamedTuple):
     """One moment: the end of each replica's log file, and what a consumer has read by then."""
 
     at: float
@@ -140,12 +131,12 @@ class _Look(NamedTuple):
     read: int
 
 
-class _Watch(Rounds):
-    """Looks at the files of a topic: whoever asks brokers may have to wait."""
+class _Watch(Poll):
+    """Polls the files of a topic: brokers that are asked may not answer."""
 
     def __init__(self, lab: Workbench, topic: str, reader: Sighting) -> None:
-        super().__init__(f"watch of {topic}")
-        self.looks: list[_Look] = []
+        super().__init__(f"watch of {topic}", every_s=0.05)
+        self.polls: list[_Moment] = []
         self.isr: list[tuple[float, int]] = []
         self.marks: dict[str, float] = {}
         self._lab, self._topic, self._reader = lab, topic, reader
@@ -156,9 +147,8 @@ class _Watch(Rounds):
     def now(self) -> float:
         return time.monotonic() - self._began
 
-    def look(self) -> float:
-        self.looks.append(_Look(self.now, self._ends.look(), len(self._reader.seen)))
-        return 0.05
+    def poll(self) -> None:
+        self.polls.append(_Moment(self.now, self._ends.read(), len(self._reader.seen)))
 
     def until_isr(self, size: int, what: str) -> None:
         """So many replicas are in sync."""
@@ -190,25 +180,20 @@ def _lag(lab: Workbench, topic: str) -> None:
     lab.check("records that the consumer got, each when it was committed", len(writer.acknowledged), len(reader.seen))
     _tell(lab, watch, partition.leader)
     ends = _Ends(lab, topic)
-    lab.until(lambda: len(set(ends.look().values())) == 1, 30, "the same end on all replicas")
-    lab.check("ends of the three log files afterwards", 1, len(set(ends.look().values())))
+    lab.until(lambda: len(set(ends.read().values())) == 1, 30, "the same end on all replicas")
+    lab.check("ends of the three log files afterwards", 1, len(set(ends.read().values())))
 
 
 def _freeze(lab: Workbench, watch: _Watch, leader: int, follower: int) -> int:
     """The follower was frozen until it had left the ISR, and is back in it; how many records it lacked."""
     watch.until_isr(3, "all replicas in sync")
     lab.wait(1.5)
-    lab.shows(f"headrace pause {follower}")
-    lab.cluster.pause(follower)
-    watch.mark("frozen")
-    try:
+    with lab.frozen(follower):
+        watch.mark("frozen")
         watch.until_isr(2, "the follower's leaving of the ISR")
         watch.mark("left")
         lab.wait(1.5)
-        behind = watch.looks[-1].ends[leader] - watch.looks[-1].ends[follower]
-    finally:
-        lab.shows(f"headrace resume {follower}")
-        lab.cluster.resume(follower)
+        behind = watch.polls[-1].ends[leader] - watch.polls[-1].ends[follower]
     watch.mark("resumed")
     watch.until_isr(3, "the return into the ISR")
     watch.mark("back")
@@ -221,20 +206,20 @@ def _tell(lab: Workbench, watch: _Watch, leader: int) -> None:
     lab.measure("until the follower had left the ISR", at["left"] - at["frozen"], "s",
                 f"the controller has fenced it; {lab.timers(*FAIL_OVER[:2])}")  # fmt: skip
     lab.measure("until it was back in the ISR", at["back"] - at["resumed"], "s", "having copied what it had missed")
-    lab.say("""Frozen, but still in the ISR: what is written now lies in the leader's log above the high watermark. It
+    lab.say("""Frozen, but still in the ISR: what is written now is in the leader's log above the high watermark. It
             is not committed, and no consumer gets it until the frozen one has left.""")
-    above, seconds = _longest_wait(watch.looks, leader)
+    above, seconds = _longest_wait(watch.polls, leader)
     lab.measure("records above the high watermark meanwhile", above, "", "what the producer sends without an answer")
-    lab.check("for so long nobody could read what the leader had", at_least(0.4, "s"), seconds, timing=True)
+    lab.check("for so long no consumer could read what the leader had", at_least(0.4, "s"), seconds, timing=True)
     lab.figure("lag", "How far each replica's log file reached while one was frozen, and how far a consumer could read",
-               lambda figure: _draw(figure, watch))  # fmt: skip
+               _draw, watch)  # fmt: skip
 
 
-def _longest_wait(looks: list[_Look], leader: int) -> tuple[int, float]:
+def _longest_wait(polls: list[_Moment], leader: int) -> tuple[int, float]:
     """The longest time in which a consumer got nothing although the leader had more: how much more, and how long."""
     longest = (0, 0.0)
-    for _, spell in groupby(looks, key=lambda look: look.read):
-        waiting = [look for look in spell if look.ends[leader] > look.read]
+    for _, spell in groupby(polls, key=lambda moment: moment.read):
+        waiting = [moment for moment in spell if moment.ends[leader] > moment.read]
         if waiting and waiting[-1].at - waiting[0].at > longest[1]:
             longest = (waiting[-1].ends[leader] - waiting[-1].read, waiting[-1].at - waiting[0].at)
     return longest
@@ -252,10 +237,10 @@ def _too_few(lab: Workbench, topic: str) -> None:
     lab.check("replicas in sync", 1, len(lab.partition(topic).isr))
     reasons: list[str] = []
     options = ProduceOptions(
-        settings={"message.timeout.ms": int(lab.p.patience_s * 1000)},
+        settings={"message.timeout.ms": int(lab.p.timeout_s * 1000)},
         on_failed=lambda _, record: reasons.append(record.reason),
     )
-    limit = f"--set message.timeout.ms={int(lab.p.patience_s * 1000)}"
+    limit = f"--set message.timeout.ms={int(lab.p.timeout_s * 1000)}"
     lab.shows(rf"printf 'lost 1\nlost 2\n' | headrace produce {topic} --acks all {limit}")
     refused = produce(lab.cluster, topic, ["lost 1", "lost 2"], options=options)
     lab.table("what the producer reports", ["record", "reason"], enumerate(reasons, 1))
@@ -276,28 +261,25 @@ def _too_few(lab: Workbench, topic: str) -> None:
 
 
 def _broker_says(lab: Workbench, topic: str) -> str:
-    """The broker's own word for it: a producer that does not retry is told at once."""
-    told: list[str] = []
+    """The broker's own word for it: a producer that does not retry gets it at once."""
+    reports: list[str] = []
     producer = lab.connection.producer({"enable.idempotence": False, "retries": 0, "acks": "all"})
     producer.produce(
-        topic, "lost 3", on_delivery=lambda error, _: told.append(error.name() if error else "acknowledged")
+        topic, "lost 3", on_delivery=lambda error, _: reports.append(error.name() if error else "acknowledged")
     )
     producer.flush(30)
-    return told[0] if told else "nothing"
+    return reports[0] if reports else "nothing"
 
 
 class _Ends:
     """Where the log file of each replica ends. Nobody is asked, and what was read once is not read again."""
 
     def __init__(self, lab: Workbench, topic: str) -> None:
-        self._logs: dict[int, Segment] = {}
-        for node in lab.cluster.spec.brokers:
-            for folder in partitions_in(lab.cluster.home.node(node.name) / "data", topic).values():
-                (self._logs[node.node_id],) = segments_in(folder)
+        self._logs = {broker: log for (broker, _), (log,) in lab.cluster.segments(topic).items()}
         self._ends = dict.fromkeys(self._logs, 0)
         self._positions = dict.fromkeys(self._logs, 0)
 
-    def look(self) -> dict[int, int]:
+    def read(self) -> dict[int, int]:
         """The ends as of now, by broker."""
         for broker, log in self._logs.items():
             for batch in log.batches(self._positions[broker]):
@@ -308,10 +290,10 @@ class _Ends:
 
 def _draw(figure: Figure, watch: _Watch) -> None:
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    times = [look.at for look in watch.looks]
-    for broker, colour in zip(sorted(watch.looks[0].ends), COLOURS, strict=False):
-        above.plot(times, [look.ends[broker] for look in watch.looks], label=f"broker {broker}", color=colour)
-    above.plot(times, [look.read for look in watch.looks], label="read by a consumer", color=GREY, linestyle=":")
+    times = [moment.at for moment in watch.polls]
+    for broker, colour in zip(sorted(watch.polls[0].ends), COLOURS, strict=False):
+        above.plot(times, [moment.ends[broker] for moment in watch.polls], label=f"broker {broker}", color=colour)
+    above.plot(times, [moment.read for moment in watch.polls], label="read by a consumer", color=GREY, linestyle=":")
     moments, sizes = zip(*[*watch.isr, (times[-1], watch.isr[-1][1])], strict=True)
     below.step(moments, sizes, where="post", color=GREY)
     for word in ("frozen", "resumed"):
@@ -342,6 +324,6 @@ LAB = Lab(
             least=1,
             most=50,
         ),
-        Parameter("patience_s", 4.0, "seconds that the producer tries with one replica", fast=2.0, least=1, most=60),
+        Parameter("timeout_s", 4.0, "seconds that the producer tries with one replica", fast=2.0, least=1, most=60),
     ),
 )

@@ -2,7 +2,7 @@
 
 Every record gets a random key from 1 to 5. All records of a key lie in one partition, hash(key) mod partitions, so they
 keep their order; between keys there is none. A consumer that wants one key, or a few, reads and filters; one that wants
-a key that nobody has used gets nothing and ends all the same. The counts of the keys add up to all records.
+a key that was never used gets nothing and ends as well. The counts of the keys add up to all records.
 
 Which partition a key goes to is computed beforehand (murmur2, as Java's clients do) and compared with where its records
 really are.
@@ -14,16 +14,12 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from math import sqrt
-from typing import TYPE_CHECKING
 
 from headrace import ConsumeOptions, Filter, ProduceOptions, Record, Shaping, consume, partition_of, produce
 from headrace.labs.expect import between
-from headrace.labs.figures import COLOURS
+from headrace.labs.figures import COLOURS, Figure
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.workbench import Workbench
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _ABSENT = "100"
 
@@ -39,7 +35,7 @@ def run(lab: Workbench) -> None:
     report = produce(lab.cluster, topic, file, options=ProduceOptions(shaping=shaping))
     lab.check("records acknowledged", count, report.acknowledged)
 
-    lab.step("Where each key goes", "hash(key) mod partitions, computed before a single record is looked at.")
+    lab.step("Where each key goes", "hash(key) mod partitions, computed before any record is read.")
     lab.shows(*(f"headrace topic which-partition {topic} {key}" for key in keys))
     everything = list(consume(lab.cluster, topic))
     places: dict[str, set[int]] = defaultdict(set)
@@ -47,8 +43,8 @@ def run(lab: Workbench) -> None:
         places[(record.key or b"").decode()].add(record.partition)
     for key in keys:
         lab.check(f"partition of key {key}", {partition_of(key.encode(), lab.p.partitions)}, places[key])
-    lab.figure("partitions", "Which key lies in which partition, and how much of it",
-               lambda figure: _draw(figure, everything, keys), height=2.8)  # fmt: skip
+    lab.figure("partitions", "Records by key and partition",
+               _draw, everything, keys, height=2.8)  # fmt: skip
 
     lab.step("One key at a time", "Read in any order of the keys, each one is in the order in which it was sent.")
     counts = {}

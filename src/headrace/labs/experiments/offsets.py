@@ -13,8 +13,7 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
-from headrace import Groups, ResetTo, consume
-from headrace.labs.expect import contains
+from headrace import ResetTo, consume
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.workbench import Workbench
 
@@ -31,14 +30,16 @@ def run(lab: Workbench) -> None:
     lab.types(f"seq 0 {records - 1} | awk '{{printf \"{line}\", $1, $1 % {_PARTITIONS}, "
               f"{begin_ms} + int($1 / {_PARTITIONS}) * 1000}}' > timeline.ndjson")  # fmt: skip
     route = ",".join(f"{number}={topic}/{number}" for number in range(_PARTITIONS))
-    told = lab.types(f"headrace produce {topic} timeline.ndjson --timestamp-field at --route part:{route}")
-    lab.check("records acknowledged", contains(f"{records:,} records acknowledged"), told.err)
+    sent = lab.produce(topic, "timeline.ndjson", f"--timestamp-field at --route part:{route}")
+    lab.check("records acknowledged", records, sent)
 
-    lab.step("A group reads all of it, and the second time nothing", "Its offsets are committed: it stands at the end.")
+    lab.step(
+        "A group reads all of it, and the second time nothing",
+        "Its committed offsets are at the end.",
+    )
     group = lab.group("lab-offsets")
-    lab.shows(f"headrace consume {topic} --group {group}")
-    lab.check("records read the first time", records, _count(lab, topic, group))
-    lab.check("records read the second time", 0, _count(lab, topic, group))
+    lab.check("records read the first time", records, lab.count(topic, group))
+    lab.check("records read the second time", 0, lab.count(topic, group))
 
     middle = begin_ms + each // 2 * 1000
     moment = datetime.fromtimestamp(middle / 1000, UTC).isoformat()
@@ -52,18 +53,15 @@ def run(lab: Workbench) -> None:
     lab.step("The group is moved", "Each move is planned, shown, committed, and then the group reads on.")
     rows = []
     for to, words, expected in moves:
-        lab.shows(
-            f"headrace group reset {group} --to {to} --topic {topic} --yes", f"headrace consume {topic} --group {group}"
-        )
-        with Groups(lab.cluster) as groups:
-            plan = groups.plan_reset(group, ResetTo.parse(to), [(topic, None)])
-            groups.reset(group, plan)
-        seen = _count(lab, topic, group)
+        lab.shows(f"headrace group reset {group} --to {to} --topic {topic} --yes")
+        plan = lab.kafka.groups.plan_reset(group, ResetTo.parse(to), [(topic, None)])
+        lab.kafka.groups.reset(group, plan)
+        seen = lab.count(topic, group)
         rows.append((words, [p.target for p in plan], seen))
         lab.check(words, expected, seen, look=f"headrace group describe {group}")
     lab.table("where each move led", ["move", "offsets", "records read"], rows)
 
-    lab.step("Without a group", "Whoever only looks names the place where to begin, and moves nobody.")
+    lab.step("Without a group", "Such a consumer names the offset where it begins, and changes no group.")
     lab.shows(f"headrace consume {topic} --from {each - 5}", f"headrace consume {topic} --from {moment}")
     from_offset = list(consume(lab.cluster, topic, start=str(each - 5)))
     lab.check("from an offset", 5 * _PARTITIONS, len(from_offset))
@@ -71,10 +69,6 @@ def run(lab: Workbench) -> None:
     from_time = list(consume(lab.cluster, topic, start=moment))
     lab.check("from a moment", (each - each // 2) * _PARTITIONS, len(from_time))
     lab.check("the oldest timestamp then", middle, min(record.timestamp_ms for record in from_time))
-
-
-def _count(lab: Workbench, topic: str, group: str) -> int:
-    return sum(1 for _ in consume(lab.cluster, topic, group=group))
 
 
 # More records would reach beyond the hour that Kafka lets a timestamp be ahead.

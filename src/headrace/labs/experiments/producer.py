@@ -12,16 +12,13 @@ is thrown away without a word. To show it all brokers are frozen, and a producer
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace import Record, consume
 from headrace.labs.expect import at_least, between, contains
-from headrace.labs.figures import BLUE, GREY, ORANGE
+from headrace.labs.figures import BLUE, GREY, ORANGE, Figure
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _BIRTHDAY_MS = 1_600_000_000_000  # in September 2020
 _VALUE_BYTES = 1000
@@ -71,12 +68,9 @@ def _append_time(lab: Workbench) -> None:
     for kind in ("CreateTime", "LogAppendTime"):
         topic = lab.topic(f"time-{kind.lower()}", configs={"message.timestamp.type": kind, "retention.ms": "-1"})
         began = int(time.time() * 1000)
-        producer = lab.connection.producer()
-        lab.shows(f"headrace produce {topic} one.ndjson --timestamp-field at")
-        producer.produce(topic, "x", timestamp=_BIRTHDAY_MS)
-        producer.flush(30)
+        lab.types(f"headrace produce {topic} one.ndjson --timestamp-field at")
         (seen[kind],) = consume(lab.cluster, topic)
-    lab.table("timestamps", ["message.timestamp.type", "timestamp", "told as"],
+    lab.table("timestamps", ["message.timestamp.type", "timestamp", "type"],
               [(kind, str(r.timestamp_ms), r.timestamp_type) for kind, r in seen.items()])  # fmt: skip
     lab.check("create time: what the producer said", _BIRTHDAY_MS, seen["CreateTime"].timestamp_ms)
     lab.check(
@@ -89,7 +83,7 @@ def _full_buffer(lab: Workbench) -> None:
     limit_kb = lab.p.buffer_mb * 1024
     lab.step(
         f"A buffer of {lab.p.buffer_mb} MB fills up",
-        """Every broker is frozen, so nobody takes a record. Without room sending fails at once; a program may wait and
+        """Every broker is frozen, so no record is accepted. Without room sending fails at once; a program may wait and
         try again, and each record expires after a time of its own.""",
     )
     topic = lab.topic("buffered", partitions=3)
@@ -97,10 +91,10 @@ def _full_buffer(lab: Workbench) -> None:
     lab.shows(*(f"headrace pause {node}" for node in nodes),
               f"seq -f '%0{_VALUE_BYTES}.0f' 1000000 | headrace produce {topic} "
               f"--set queue.buffering.max.kbytes={limit_kb} --set message.timeout.ms=5000")  # fmt: skip
-    patience_ms = int(lab.p.patience_s * 1000)
+    timeout_ms = int(lab.p.timeout_s * 1000)
     producer = lab.connection.producer(
         {"queue.buffering.max.kbytes": limit_kb, "queue.buffering.max.messages": 10_000_000,
-         "message.timeout.ms": patience_ms + int(lab.p.wait_s * 1000)}
+         "message.timeout.ms": timeout_ms + int(lab.p.wait_s * 1000)}
     )  # fmt: skip
     producer.produce(topic, b"warm")
     producer.flush(30)
@@ -123,8 +117,10 @@ def _full_buffer(lab: Workbench) -> None:
     _after(lab, producer, topic, filled, reports)
     lab.figure(
         "buffer",
-        "Records in the buffer while nobody takes them",
-        lambda figure: _draw(figure, curve, filled),
+        "Records in the buffer while no broker accepts them",
+        _draw,
+        curve,
+        filled,
         height=2.6,
     )
 
@@ -161,14 +157,14 @@ def _wait_for_room(lab: Workbench, producer: Any, topic: str) -> tuple[str, floa
 def _after(lab: Workbench, producer: Any, topic: str, filled: int, reports: list[str]) -> None:
     lab.step("The brokers go on", "What is still in the buffer is delivered; what has expired was reported as such.")
     lab.shows(*(f"headrace resume {node.node_id}" for node in lab.cluster.spec.nodes))
-    producer.flush(lab.p.patience_s + 60)
-    told = {kind: reports.count(kind) for kind in sorted(set(reports))}
-    lab.table("reports", ["outcome", "records"], told.items())
+    producer.flush(lab.p.timeout_s + 60)
+    by_outcome = {kind: reports.count(kind) for kind in sorted(set(reports))}
+    lab.table("reports", ["outcome", "records"], by_outcome.items())
     lab.check("every record has a report", filled, len(reports))
     lab.check("records left in the buffer", 0, len(producer))
     stored = sum(1 for _ in consume(lab.cluster, topic)) - 1  # the first one was for warming up
     # One that expired may have been written all the same: its answer came too late to count.
-    lab.check("records in the topic: those that were acknowledged", between(told.get("ok", 0), filled), stored)
+    lab.check("records in the topic: those that were acknowledged", between(by_outcome.get("ok", 0), filled), stored)
 
 
 def _draw(figure: Figure, curve: list[tuple[float, int]], filled: int) -> None:
@@ -189,6 +185,6 @@ LAB = Lab(
     parameters=(
         Parameter("buffer_mb", 32, "size of the buffer in MB", fast=4, most=256),
         Parameter("wait_s", 5.0, "seconds that the program waits for room", fast=1.0, least=0.5, most=30),
-        Parameter("patience_s", 60.0, "seconds that a record may wait in the buffer", least=10, most=600),
+        Parameter("timeout_s", 60.0, "seconds that a record may wait in the buffer", least=10, most=600),
     ),
 )

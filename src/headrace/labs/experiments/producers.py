@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from headrace import ProduceOptions, consume, partition_of, produce
+from headrace import ProduceOptions, consume, partition_of, produce, samples
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.workbench import Workbench
-from headrace.samples import breadcrumbs
 
 _PARTITIONS = 6
 
@@ -22,7 +21,7 @@ def run(lab: Workbench) -> None:
     lab.step("An empty topic, and the sample as a file")
     topic = lab.topic("two-producers", partitions=_PARTITIONS)
     sample = lab.sample("breadcrumbs", count, "bcsample.json")
-    lab.check("records in the topic", 0, lab.admin.describe(topic).offsets)
+    lab.check("records in the topic", 0, lab.kafka.describe(topic).offsets)
 
     lab.step(f"{producers} producers at once", "Each sends the whole file, with its number as the key.")
     lab.shows(f"headrace produce {topic} bcsample.json --producers {producers} --key-per-producer")
@@ -49,14 +48,10 @@ def run(lab: Workbench) -> None:
     lab.check(
         "records of each producer", dict.fromkeys(keys, count), {k.decode(): len(v) for k, v in sorted(read.items())}
     )
-    sent = [bytes(value) for value in _values(lab, count)]
+    sent = [made.text for made in samples.breadcrumbs(count, lab.seed).made()]
     in_order = [key.decode() for key, got in sorted(read.items()) if got == sent]
     lab.check("producers whose records are in the order of the file", keys, in_order)
     lab.watch(topic, count * producers)
-
-
-def _values(lab: Workbench, count: int) -> list[bytes]:
-    return [made.text for made in breadcrumbs(count, lab.seed).made()]
 
 
 LAB = Lab(

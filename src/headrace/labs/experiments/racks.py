@@ -13,16 +13,12 @@ each broker gets five, give or take one. What came out is asked of the cluster a
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
+from headrace import Topic
 from headrace.labs.expect import at_least, at_most
-from headrace.labs.figures import BLUE, GREY, ORANGE
+from headrace.labs.figures import BLUE, GREY, ORANGE, Figure
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
-from headrace.transport.topics import Topic
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _RACKS = ("R1", "R2")
 _BROKERS = 6
@@ -32,7 +28,7 @@ _REPLICAS = 3
 def run(lab: Workbench) -> None:
     lab.step("Six brokers in two racks")
     lab.shows(f"headrace up --brokers {_BROKERS} --racks {','.join(_RACKS)}", "headrace status")
-    racks = {broker.broker_id: broker.rack or "" for broker in lab.admin.brokers()}
+    racks = {broker.broker_id: broker.rack or "" for broker in lab.kafka.brokers()}
     lab.table("brokers", ["broker", "rack"], sorted(racks.items()))
     lab.check("brokers", _BROKERS, len(racks))
     lab.check("brokers in each rack", {"R1": 3, "R2": 3}, dict(sorted(Counter(racks.values()).items())))
@@ -40,13 +36,11 @@ def run(lab: Workbench) -> None:
     lab.step(f"{lab.p.partitions} partitions with {_REPLICAS} copies: {lab.p.partitions * _REPLICAS} replicas")
     topic = lab.topic("spread", partitions=lab.p.partitions, replication=_REPLICAS)
     lab.shows(f"headrace topic describe {topic}")
-    found = lab.admin.topic(topic)
+    found = lab.kafka.topic(topic)
     rows = [(p.partition, p.leader, p.replicas, sorted({racks[b] for b in p.replicas})) for p in found.partitions]
     lab.table("where they are", ["partition", "leader", "replicas", "racks"], rows)
     _check(lab, found, racks)
-    lab.figure(
-        "grid", "Where the replicas are: filled for the leader, by rack", lambda figure: _draw(figure, found, racks)
-    )
+    lab.figure("grid", "Where the replicas are: filled for the leader, by rack", _draw, found, racks)
 
     lab.step(
         "A whole rack goes down", "All three brokers of one rack are killed; every partition must still have a leader."
@@ -82,14 +76,14 @@ def _lose_a_rack(lab: Workbench, topic: str, racks: dict[int, str]) -> None:
         lab.cluster.kill(broker)
     took = lab.seconds_until(lambda: _all_led(lab, topic, victims), 60, "the move of the leaders")
     lab.measure("until every partition was led by the other rack", took, "s", lab.timers())
-    after = lab.admin.topic(topic)
+    after = lab.kafka.topic(topic)
     elsewhere = sum(racks.get(p.leader, lost) != lost for p in after.partitions)
     lab.check("partitions with a leader in the other rack", lab.p.partitions, elsewhere)
     lab.check("replicas in sync, at least", at_least(1), min(len(p.isr) for p in after.partitions))
 
 
 def _all_led(lab: Workbench, topic: str, victims: list[int]) -> bool:
-    return all(p.leader >= 0 and p.leader not in victims for p in lab.admin.topic(topic).partitions)
+    return all(p.leader >= 0 and p.leader not in victims for p in lab.kafka.topic(topic).partitions)
 
 
 def _draw(figure: Figure, topic: Topic, racks: dict[int, str]) -> None:

@@ -2,7 +2,7 @@
 
 A partition is read by one member of a group. So with four partitions, two members read twice as fast as one and four
 read four times as fast, as long as the work on each record is what takes the time (on one machine the work is played by
-a pause of a millisecond; without any work the machine's two or more cores are the limit, and that is told too). A
+a pause of a millisecond; without any work the machine's cores are the limit, and that is shown too). A
 fifth member gets nothing: it waits. When another member is killed, the group notices after the session timeout, and
 the spare takes over. The one that was killed comes back, and is a member of the group again.
 
@@ -21,16 +21,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from headrace import ConsumeOptions, produce
+from headrace import ConsumeOptions, reading
 from headrace.labs.expect import at_least, at_most, between
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.ownership import Owners, Ownership, busy, covers, idle
-from headrace.labs.workbench import Workbench, end
+from headrace.labs.processes import end
+from headrace.labs.workbench import Workbench
 from headrace.labs.writer import Writer
-from headrace.transport.consume import reading
-
-# Between two kills, so that the picture shows the group at rest.
-_CALM_S = 2.0
 
 
 def run(lab: Workbench) -> None:
@@ -46,8 +43,7 @@ def run(lab: Workbench) -> None:
 def _speeds(lab: Workbench) -> None:
     lab.step("One, two and four consumers", f"Each record takes {lab.p.work_ms:g} ms of work.")
     topic = lab.topic("work", partitions=4)
-    lab.shows(f"seq {lab.p.records} | headrace produce {topic}")
-    produce(lab.cluster, topic, (f"record {n}" for n in range(lab.p.records)))
+    lab.produce(topic, pipe=f"seq {lab.p.records}")
     speeds: dict[int, float] = {}
     for count in (1, 2, 4):
         group = lab.group(f"lab-rebalance-{count}")
@@ -62,8 +58,7 @@ def _speeds(lab: Workbench) -> None:
         "The same without any work", "Only the reading itself: limited by this machine, not by Kafka's partitions."
     )
     bulk = lab.topic("bulk", partitions=4)
-    lab.shows(f"seq -f '%0100.0f' {lab.p.bulk_records} | headrace produce {bulk}")
-    report = produce(lab.cluster, bulk, (b"%0100d" % n for n in range(lab.p.bulk_records)))
+    sent = lab.produce(bulk, pipe=f"seq -f '%0100.0f' {lab.p.bulk_records}")
     plain = {}
     for count in (1, 2, 4):
         group = lab.group(f"lab-rebalance-bulk-{count}")
@@ -75,7 +70,7 @@ def _speeds(lab: Workbench) -> None:
             first = first or last
             read += len(batch.messages)
         plain[count] = read / max(last - first, 0.001)
-        lab.check(f"{count} without work: records read", report.acknowledged, read)
+        lab.check(f"{count} without work: records read", sent, read)
     lab.table("records a second, without work", ["consumers", "records/s"], plain.items())
 
 
@@ -86,7 +81,10 @@ def _work(lab: Workbench, topic: str, group: str, count: int) -> float:
     lab.until(lambda: sorted(len(w.owned) for w in workers) == [4 // count] * count, 60, "the settling of the group")
     for worker in workers:
         worker.go.set()
+    within_s = 60 + 2 * lab.p.records * lab.p.work_ms / 1000
+    lab.until(lambda: sum(len(w.times) for w in workers) >= lab.p.records, within_s, "the processing of all records")
     for worker in workers:
+        worker.done.set()
         worker.join()
     times = [at for worker in workers for at in worker.times]
     lab.check(f"{count}: records worked off", lab.p.records, len(times), needed=True)
@@ -101,6 +99,7 @@ class _Worker(threading.Thread):
         self.owned: list[Any] = []
         self.times: list[float] = []
         self.go = threading.Event()
+        self.done = threading.Event()
         self._work_s = lab.p.work_ms / 1000
         self._consumer = lab.connection.consumer(
             {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
@@ -108,31 +107,29 @@ class _Worker(threading.Thread):
         self._consumer.subscribe([topic], on_assign=self._assigned, on_revoke=self._revoked)
         self.start()
 
-    def _assigned(self, _: Any, places: list[Any]) -> None:
+    def _assigned(self, _: object, places: list[Any]) -> None:
         self._consumer.assign(places)
         self._consumer.pause(places)
         self.owned = places
 
-    def _revoked(self, *_: Any) -> None:
+    def _revoked(self, *_: object) -> None:
         self.owned = []
 
     def run(self) -> None:
         while not self.go.is_set():
             self._consumer.poll(0.05)
         self._consumer.resume(self.owned)
-        silent_since = time.monotonic()
-        while time.monotonic() - silent_since < 1.5:
+        while not self.done.is_set():
             message = self._consumer.poll(0.1)
             if message is not None and message.error() is None:
                 time.sleep(self._work_s)  # the work
-                silent_since = time.monotonic()
-                self.times.append(silent_since)
+                self.times.append(time.monotonic())
         self._consumer.close()
 
 
 def _drill(lab: Workbench, topic: str, *, consumers: int, kills: int) -> None:
     group = lab.group(f"lab-rebalance-{topic}")
-    partitions = [p.partition for p in lab.admin.topic(topic).partitions]
+    partitions = [p.partition for p in lab.kafka.topic(topic).partitions]
     names = [f"c{number}" for number in range(1, consumers + 1)]
     lab.shows(f"seq 1000000 | headrace produce {topic} --rate {lab.p.rate} & writer=$!",
               *(_shown(lab, topic, group, name) for name in names))  # fmt: skip
@@ -144,9 +141,9 @@ def _drill(lab: Workbench, topic: str, *, consumers: int, kills: int) -> None:
         lab.check("consumers that own something", len(partitions), len(busy(settled)))
         lab.check("consumers that are idle", consumers - len(partitions), len(idle(settled)))
         for _ in range(kills):
-            lab.wait(_CALM_S)
+            lab.wait(lab.p.calm_s)
             killed = _kill_one(lab, watch, running, partitions)
-        lab.wait(_CALM_S)
+        lab.wait(lab.p.calm_s)
         last = dict(watch.now)
         _comes_back(lab, topic, group, killed, running, watch)
     lab.check("each partition has one owner at the end", True, covers(last, partitions))
@@ -157,7 +154,7 @@ def _drill(lab: Workbench, topic: str, *, consumers: int, kills: int) -> None:
 
 
 def _settled(owners: Owners, consumers: int, partitions: list[int]) -> bool:
-    """True if all have joined, each partition has an owner, and nobody has two while others have none."""
+    """True if all have joined, each partition has an owner, and no member has two while others have none."""
     spread = len(busy(owners)) == min(consumers, len(partitions))
     return len(owners) == consumers and spread and covers(owners, partitions)
 
@@ -192,7 +189,7 @@ def _kill_one(
     spares = idle(before)
     if spares:
         lab.check("the spare has taken over", True, bool(set(spares) & set(busy(watch.now))))
-    lab.check("nobody else is idle", at_most(max(0, len(spares) - 1)), len(idle(watch.now)))
+    lab.check("no other consumer is idle", at_most(max(0, len(spares) - 1)), len(idle(watch.now)))
     return victim
 
 
@@ -211,7 +208,7 @@ def _comes_back(
 
 
 def _ends(lab: Workbench, topic: str, group: str, running: dict[str, subprocess.Popen[bytes]], writer: Writer) -> None:
-    """Every record that was written was read by somebody, also those that a killed consumer left behind."""
+    """Every record that was written was read, also those that a killed consumer left behind."""
     lab.until(
         lambda: len(_read(lab.files, topic)) >= len(writer.acknowledged), 60, "the reading of all records", every_s=0.5
     )
@@ -220,7 +217,7 @@ def _ends(lab: Workbench, topic: str, group: str, running: dict[str, subprocess.
         end(child)
     counts = _read(lab.files, topic)
     lab.check("records written", writer.sent, len(writer.acknowledged))
-    lab.check("records that nobody read", 0, len(set(map(str, writer.acknowledged)) - set(counts)))
+    lab.check("records that were not read", 0, len(set(map(str, writer.acknowledged)) - set(counts)))
     lab.measure(
         "records read twice", sum(n - 1 for n in counts.values()), "", "read and not yet committed by the killed"
     )
@@ -266,6 +263,14 @@ LAB = Lab(
             "bulk_records", 400_000, "records that are read without work", fast=50_000, least=1000, most=10_000_000
         ),
         Parameter("rate", 200, "records a second while consumers are killed", fast=100, least=20, most=5000),
+        Parameter(
+            "calm_s",
+            2.0,
+            "seconds between two kills, so that the figure shows the group at rest",
+            fast=0.5,
+            least=0.1,
+            most=60,
+        ),
         Parameter("session_s", 6.0, "session timeout of the consumers", fast=6.0, least=6, most=60),
     ),
 )

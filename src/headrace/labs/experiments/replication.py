@@ -12,17 +12,13 @@ decide among themselves (KRaft).
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
+from headrace.labs.background import Poll
 from headrace.labs.expect import at_least, at_most
-from headrace.labs.figures import BLUE, GREY, ORANGE
+from headrace.labs.figures import BLUE, GREY, ORANGE, Figure
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
 from headrace.labs.writer import Writer, account_of
-from headrace.runtime import Rounds
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def run(lab: Workbench) -> None:
@@ -42,7 +38,7 @@ def run(lab: Workbench) -> None:
         "The producer asks for acks=all: a record counts as written when every replica in the ISR has it.",
     )
     lab.numbers(1_000_000)
-    victim = lab.admin.topic(topic).partitions[0].leader
+    victim = lab.kafka.topic(topic).partitions[0].leader
     lab.shows(f"headrace produce {topic} numbers.txt --rate {lab.p.rate} --acks all & writer=$!",
               f"headrace kill {victim}")  # fmt: skip
     with Writer(lab.connection, topic, rate=lab.p.rate) as writer, _IsrWatch(lab, topic) as watch:
@@ -80,11 +76,11 @@ def run(lab: Workbench) -> None:
     lab.check("acknowledged records that cannot be read", 0, len(found.lost), look=f"numbers {found.lost[:5]}")
     lab.check("records that are there twice", 0, len(found.doubled))
     lab.figure("failover", "Acknowledgements, and how many replicas of partition 0 are in sync",
-               lambda figure: _draw(figure, writer, watch, (killed, back)))  # fmt: skip
+               _draw, writer, watch, (killed, back))  # fmt: skip
 
 
 def _describe(lab: Workbench, topic: str) -> None:
-    found = lab.admin.describe(topic)
+    found = lab.kafka.describe(topic)
     lab.shows(f"headrace topic describe {topic}")
     lab.table(
         f"{topic}: id {found.topic_id}, {len(found.partitions)} partitions, replication {found.replication}",
@@ -99,26 +95,25 @@ def _describe(lab: Workbench, topic: str) -> None:
 
 
 def _nobody_led_by(lab: Workbench, topic: str, victim: int) -> bool:
-    leaders = [p.leader for p in lab.admin.topic(topic).partitions]
+    leaders = [p.leader for p in lab.kafka.topic(topic).partitions]
     return victim not in leaders and -1 not in leaders
 
 
 def _isr_sizes(lab: Workbench, topic: str) -> list[int]:
-    return [len(p.isr) for p in lab.admin.topic(topic).partitions]
+    return [len(p.isr) for p in lab.kafka.topic(topic).partitions]
 
 
-class _IsrWatch(Rounds):
+class _IsrWatch(Poll):
     """Looks at the ISR many times a second."""
 
     def __init__(self, lab: Workbench, topic: str) -> None:
-        super().__init__(f"ISR of {topic}")
+        super().__init__(f"ISR of {topic}", every_s=0.1)
         self.seen: list[tuple[float, list[int]]] = []
         self._lab = lab
         self._topic = topic
 
-    def look(self) -> float:
+    def poll(self) -> None:
         self.seen.append((time.monotonic(), _isr_sizes(self._lab, self._topic)))
-        return 0.1
 
     def smallest(self) -> list[int]:
         return [min(column) for column in zip(*(sizes for _, sizes in self.seen), strict=True)]

@@ -7,32 +7,25 @@ the file, and from a time to an offset. Records are stored in batches, as the pr
 Without settings of its own a topic closes a segment at 1 GB or after a week; that is read from a broker. The segments
 here are smaller, so that there are several of them within seconds.
 
-Everything told here is read from the files by our own reader. Kafka's kafka-dump-log then reads the same files, and
-both must agree batch by batch: offsets, positions, sizes, codec, producer, sequence numbers, checksum.
+Everything shown here is read from the files by headrace's own reader. Kafka's kafka-dump-log then reads the same files,
+and both must agree batch by batch: offsets, positions, sizes, codec, producer, sequence numbers, checksum.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from headrace import ProduceOptions, produce
-from headrace.cluster import CODECS, Segment, StoredBatch, checksum_holds, partitions_in, segments_in
-from headrace.home import FOLDER
+from headrace import Segment, TransactionPlan, produce, produce_in_transactions
 from headrace.labs.expect import at_least
-from headrace.labs.figures import BLUE, ORANGE
+from headrace.labs.figures import BLUE, ORANGE, Figure
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.workbench import Workbench
-from headrace.transport.transactions import TransactionPlan, produce_in_transactions
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Kafka refuses smaller segments.
 _SMALLEST = 1_048_576
-_SMALL_BATCHES = {"batch.size": 16_384}
+_CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 def run(lab: Workbench) -> None:
@@ -50,13 +43,13 @@ def _defaults(lab: Workbench) -> None:
         "A segment is closed when it is as large or as old as that, whichever comes first, unless a topic says else.",
     )
     topic = lab.topic("by-default")
-    told = lab.admin.topic_configs(topic)
-    broker = lab.admin.broker_configs(min(lab.admin.live_brokers()))
+    configs = lab.kafka.topic_configs(topic)
+    broker = lab.kafka.broker_configs(min(lab.kafka.live_brokers()))
     settings = ("segment.bytes", "segment.ms", "retention.ms")
     lab.shows(f"headrace topic describe {topic} --all")
-    lab.table("of a topic without settings of its own", ["setting", "value"], [(s, told[s].value) for s in settings])
-    lab.check("segment.bytes: 1 GB", str(1 << 30), told["segment.bytes"].value)
-    lab.check("segment.ms: 1 week", str(7 * 24 * 3600 * 1000), told["segment.ms"].value)
+    lab.table("of a topic without settings of its own", ["setting", "value"], [(s, configs[s].value) for s in settings])
+    lab.check("segment.bytes: 1 GB", str(1 << 30), configs["segment.bytes"].value)
+    lab.check("segment.ms: 1 week", str(7 * 24 * 3600 * 1000), configs["segment.ms"].value)
     lab.check("log.segment.bytes, as a broker says", str(1 << 30), broker["log.segment.bytes"].value)
     lab.check("log.roll.hours, as a broker says: 168 are a week", "168", broker["log.roll.hours"].value)
 
@@ -64,16 +57,14 @@ def _defaults(lab: Workbench) -> None:
 def _roll_by_size(lab: Workbench) -> Segment:
     lab.step(f"A new segment every {_SMALLEST:,} bytes", "The name of each is the offset of its first record.")
     topic = lab.topic("rolling", configs={"segment.bytes": str(_SMALLEST)})
-    options = ProduceOptions(settings=_SMALL_BATCHES)
-    sample = lab.sample("breadcrumbs", lab.p.records, "day.json")
-    lab.shows(f"headrace produce {topic} day.json --set batch.size={_SMALL_BATCHES['batch.size']}")
-    sent = produce(lab.cluster, topic, sample, options=options)
-    folder = _folder(lab, topic)
-    found = segments_in(folder)
-    told = lab.types(f"headrace topic segments {topic}")
-    lab.check("segments that are listed", len(found), sum(told.out.count(s.log.stem) > 0 for s in found))
-    told = lab.types(f"ls {_shown(lab, folder)}", most=14)
-    lab.check("files that are there", {file.name for file in folder.iterdir()}, set(told.out.split()))
+    lab.sample("breadcrumbs", lab.p.records, "day.json")
+    sent = lab.produce(topic, "day.json", "--set batch.size=16384")
+    found = _segments(lab, topic)
+    folder = found[0].log.parent
+    output = lab.types(f"headrace topic segments {topic}")
+    lab.check("segments that are listed", len(found), sum(output.out.count(s.log.stem) > 0 for s in found))
+    output = lab.types(f"ls {lab.shown_path(folder)}", most=14)
+    lab.check("files that are there", {file.name for file in folder.iterdir()}, set(output.out.split()))
     rows = [(s.log.name, s.next_offset - 1, s.size_bytes, len(list(s.batches())), len(s.index()), len(s.time_index()))
             for s in found]  # fmt: skip
     lab.table("segments", ["file", "last offset", "bytes", "batches", "index entries", "time index entries"], rows)
@@ -85,7 +76,7 @@ def _roll_by_size(lab: Workbench) -> Segment:
         "each begins where the one before ends", True, all(b.base_offset == a.next_offset for a, b in pairwise(found))
     )
     lab.check("none but the last is larger than it may be", True, all(s.size_bytes <= _SMALLEST for s in found))
-    lab.check("records in all of them", sent.acknowledged, sum(b.records for s in found for b in s.batches()))
+    lab.check("records in all of them", sent, sum(b.records for s in found for b in s.batches()))
     _indexes(lab, found)
     return found[0]
 
@@ -129,7 +120,7 @@ def _roll_by_age(lab: Workbench) -> None:
         if number:
             lab.wait(lab.p.age_s * 1.2)
         produce(lab.cluster, topic, [f"record {number}"])
-    found = segments_in(_folder(lab, topic))
+    found = _segments(lab, topic)
     lab.table("segments", ["file", "bytes"], [(segment.log.name, segment.size_bytes) for segment in found])
     lab.check("segments, one for each record", [f"{n:020}.log" for n in range(lab.p.ages)], [s.log.name for s in found])
 
@@ -141,13 +132,11 @@ def _codecs(lab: Workbench) -> list[Segment]:
     )
     rows: list[tuple[str, int, float, float]] = []
     packed: list[Segment] = []
-    sample = lab.sample("breadcrumbs", 1000, "bcsample.json")
-    for codec in CODECS:
+    lab.sample("breadcrumbs", 1000, "bcsample.json")
+    for codec in _CODECS:
         topic = lab.topic(f"packed-{codec}")
-        lab.shows(f"headrace produce {topic} bcsample.json --compression {codec} --set linger.ms=50")
-        settings = {"compression.type": codec, "linger.ms": 50}
-        produce(lab.cluster, topic, sample, options=ProduceOptions(settings=settings))
-        (segment,) = segments_in(_folder(lab, topic))
+        lab.produce(topic, "bcsample.json", f"--compression {codec} --set linger.ms=50")
+        (segment,) = _segments(lab, topic)
         packed.append(segment)
         batches = list(segment.batches())
         plain = sum(segment.plain_bytes(batch) or 0 for batch in batches)
@@ -155,12 +144,12 @@ def _codecs(lab: Workbench) -> list[Segment]:
         lab.check(f"{codec}: codec of the batches", {codec}, {batch.codec for batch in batches})
         lab.check(f"{codec}: records unpacked", 1000, len(records))
         lab.check(f"{codec}: batches whose checksum holds", len(batches),
-                  sum(checksum_holds(segment.data(batch), batch) for batch in batches))  # fmt: skip
+                  sum(map(segment.checksum_holds, batches)))  # fmt: skip
         rows.append((codec, segment.size_bytes, plain / segment.size_bytes, segment.size_bytes / len(records)))
         if codec != "none":
             lab.check(f"{codec}: smaller than without", at_least(1.5, "times"), plain / segment.size_bytes)
     lab.table("1,000 breadcrumbs", ["codec", "bytes", "ratio", "bytes a record"], rows)
-    lab.figure("codecs", "Bytes on disk of one breadcrumb, by codec", lambda figure: _draw(figure, rows), height=2.6)
+    lab.figure("codecs", "Bytes on disk of one breadcrumb, by codec", _draw, rows, height=2.6)
     return packed
 
 
@@ -171,7 +160,7 @@ def _transactions(lab: Workbench) -> Segment:
     numbers = lab.numbers(18)
     lab.shows(f"headrace produce {topic} numbers.txt --transaction 3 --commit-probability 0.5 --seed {lab.seed}")
     report = produce_in_transactions(lab.cluster, topic, numbers, plan)
-    (segment,) = segments_in(_folder(lab, topic))
+    (segment,) = _segments(lab, topic)
     lab.until(lambda: len(_markers(segment)) == 6, 20, "the writing of the markers")
     lab.shows(f"headrace topic segments {topic} --batches")
     rows = [
@@ -204,44 +193,41 @@ _LINE = re.compile(
 def _agrees(lab: Workbench, found: list[Segment]) -> None:
     lab.step("What Kafka's own tool says", "It reads the same files: log files and offset indexes.")
     files = [file for segment in found for file in (segment.log, segment.log.with_suffix(".index"))]
-    told = lab.types(f"headrace lab tool kafka-dump-log --files {','.join(_shown(lab, file) for file in files)}",
+    output = lab.types(f"headrace lab tool kafka-dump-log --files {','.join(lab.shown_path(file) for file in files)}",
                      most=4, within_s=300).out  # fmt: skip
-    by_file = dict(re.findall(r"^Dumping (\S+)\n(.*?)(?=^Dumping |\Z)", told, re.MULTILINE | re.DOTALL))
-    lab.check("files that it reads", len(files), len(by_file), look=told[:200])
+    by_file = dict(re.findall(r"^Dumping (\S+)\n(.*?)(?=^Dumping |\Z)", output, re.MULTILINE | re.DOTALL))
+    lab.check("files that it reads", len(files), len(by_file), look=output[:200])
     for segment in found:
         name = segment.log.parent.name
-        theirs = [tuple(words) for words in _LINE.findall(by_file[_shown(lab, segment.log)])]
-        ours = [_as_told(batch) for batch in segment.batches()]
+        theirs = [tuple(words) for words in _LINE.findall(by_file[lab.shown_path(segment.log)])]
+        ours = list(_as_told(segment))
         lab.check(f"{name}: batches that it reads", len(ours), len(theirs))
         differing = [(a, b) for a, b in zip(ours, theirs, strict=False) if a != b]
         lab.check(f"{name}: batches of which it says something else", 0, len(differing), look=str(differing[:1]))
-        entries = _index_entries(by_file[_shown(lab, segment.log.with_suffix(".index"))])
+        entries = _index_entries(by_file[lab.shown_path(segment.log.with_suffix(".index"))])
         lab.check(f"{name}: index entries alike", True, entries == [(e.offset, e.position) for e in segment.index()])
 
 
-def _as_told(batch: StoredBatch) -> tuple[str, ...]:
-    facts = (
-        batch.base_offset, batch.last_offset, batch.records, batch.base_sequence, batch.producer_id,
-        batch.producer_epoch, batch.leader_epoch, str(batch.transactional).lower(), str(batch.control).lower(),
-        batch.position, batch.max_timestamp_ms, batch.size_bytes, batch.codec, batch.checksum, "true",
-    )  # fmt: skip
-    return tuple(map(str, facts))
+def _as_told(segment: Segment) -> Iterator[tuple[str, ...]]:
+    """The batches in the order of words of the tool."""
+    for batch in segment.batches():
+        facts = (
+            batch.base_offset, batch.last_offset, batch.records, batch.base_sequence, batch.producer_id,
+            batch.producer_epoch, batch.leader_epoch, str(batch.transactional).lower(), str(batch.control).lower(),
+            batch.position, batch.max_timestamp_ms, batch.size_bytes, batch.codec, batch.checksum, "true",
+        )  # fmt: skip
+        yield tuple(map(str, facts))
 
 
-def _index_entries(told: str) -> list[tuple[int, int]]:
-    # An index without entries is told as one entry of zeros.
-    found = [(int(offset), int(position)) for offset, position in re.findall(r"offset: (\d+) position: (\d+)", told)]
+def _index_entries(output: str) -> list[tuple[int, int]]:
+    # The tool prints an index without entries as one entry of zeros.
+    found = [(int(offset), int(position)) for offset, position in re.findall(r"offset: (\d+) position: (\d+)", output)]
     return [entry for entry in found if entry[1]]
 
 
-def _shown(lab: Workbench, file: Path) -> str:
-    """Where a person finds the file, from the folder of the cluster's home."""
-    return f"{FOLDER}/{file.relative_to(lab.cluster.home.root)}"
-
-
-def _folder(lab: Workbench, topic: str) -> Path:
-    leader = lab.admin.topic(topic).partitions[0].leader
-    return partitions_in(lab.cluster.home.node(lab.cluster.name_of(leader)) / "data", topic)[0]
+def _segments(lab: Workbench, topic: str) -> list[Segment]:
+    """The segments of partition 0, on the broker that leads it."""
+    return lab.cluster.segments(topic)[lab.kafka.topic(topic).partitions[0].leader, 0]
 
 
 def _draw(figure: Figure, rows: list[tuple[str, int, float, float]]) -> None:

@@ -9,30 +9,26 @@ cell the same happens to the partition:
 Afterwards the topic is read from the beginning, and every number is accounted for: acknowledged and not there (lost),
 there more than once (doubled), refused.
 
-    acks=0, acks=1            records that were acknowledged are lost: the leader had them, nobody else
+    acks=0, acks=1            records that were acknowledged are lost: only the leader had them
     acks=all, no retries      at most once: nothing acknowledged is lost, nothing doubled, but some are refused
     acks=all, retries         at least once: nothing is lost, but a record whose answer was late is written twice
     acks=all, idempotent      exactly once: the broker knows producer and sequence number, and drops what it has
 
 min.insync.replicas matters when followers are gone for longer, so that the leader is the only one in sync: with 1 it
-still acknowledges, and what it acknowledged alone dies with it (if somebody else may become leader at all); with 2 it
+still acknowledges, and what it acknowledged alone dies with it (if another replica may become leader at all); with 2 it
 refuses to. And idempotence knows nothing of an application that sends a record twice by itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from headrace import consume
 from headrace.labs.expect import Expectation, at_least
-from headrace.labs.figures import BLUE, GREY, ORANGE, RED
+from headrace.labs.figures import BLUE, GREY, ORANGE, RED, Figure
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
 from headrace.labs.writer import Account, Writer, account_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _SOME = at_least(1)
 _ANY = Expectation("any number", lambda seen: seen is not None)
@@ -62,7 +58,7 @@ class _Cell:
         return ", ".join(words) + (f", min.isr {self.min_isr}, leader alone" if self.alone else "")
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         return {
             "acks": self.acks,
             "enable.idempotence": self.idempotent,
@@ -70,7 +66,7 @@ class _Cell:
             # The leader gives up waiting for its followers after this long, and says so.
             "request.timeout.ms": 250,
             "retry.backoff.ms": 50,
-            # Larger batches: while one is waited for, a broker does not look at the next of the same connection.
+            # Larger batches: while one is waited for, a broker does not handle the next of the same connection.
             "linger.ms": 50,
         }
 
@@ -122,7 +118,7 @@ def run(lab: Workbench) -> None:
         lab.check(
             f"{cell.name}: what became of every record is known", outcome.sent, found.acknowledged + outcome.refused
         )
-    lab.figure("matrix", "Lost and doubled records, by settings", lambda figure: _draw(figure, outcomes), height=4.2)
+    lab.figure("matrix", "Lost and doubled records, by settings", _draw, outcomes, height=4.2)
     _own_duplicates(lab)
 
 
@@ -140,9 +136,9 @@ def _run(lab: Workbench, number: int, cell: _Cell, replicas: list[int]) -> _Outc
         if cell.alone:
             _leader_alone(lab, topic, leader, followers)
         else:
-            _frozen(lab, followers, lab.p.hiccup_s)
+            _hiccup(lab, followers, lab.p.hiccup_s)
             lab.wait(lab.p.between_s)
-            _frozen(lab, followers, lab.p.alone_s, then_dies=leader)
+            _hiccup(lab, followers, lab.p.alone_s, then_dies=leader)
         lab.until(lambda: lab.partition(topic).leader in followers, 60, "the election of another leader")
         lab.wait(lab.p.between_s)
     # The old leader comes back, and cuts off what only it has.
@@ -158,38 +154,27 @@ def _run(lab: Workbench, number: int, cell: _Cell, replicas: list[int]) -> _Outc
     return _Outcome(cell, writer.sent, len(writer.refused), found)
 
 
-def _frozen(lab: Workbench, nodes: list[int], seconds: float, then_dies: int | None = None) -> None:
-    """The nodes are frozen for a while; they run again afterwards, whatever happens."""
-    killing = [f"headrace kill {then_dies}"] if then_dies is not None else []
-    lab.shows(*_each("pause", nodes), f"sleep {seconds:g}", *killing, *_each("resume", nodes))
-    try:
-        for node in nodes:
-            lab.cluster.pause(node)
+def _hiccup(lab: Workbench, followers: list[int], seconds: float, then_dies: int | None = None) -> None:
+    """The followers are frozen for a while; at its end the leader may die."""
+    with lab.frozen(*followers):
+        lab.shows(f"sleep {seconds:g}")
         lab.wait(seconds)
         if then_dies is not None:
-            lab.cluster.kill(then_dies)
-    finally:
-        for node in nodes:
-            lab.cluster.resume(node)
+            _kill(lab, then_dies)
 
 
-def _each(verb: str, nodes: list[int]) -> list[str]:
-    return [f"headrace {verb} {node}" for node in nodes]
+def _kill(lab: Workbench, node: int) -> None:
+    lab.shows(f"headrace kill {node}")
+    lab.cluster.kill(node)
 
 
 def _leader_alone(lab: Workbench, topic: str, leader: int, followers: list[int]) -> None:
     """The followers are frozen until they are out of sync; the leader goes on for a while and is killed."""
-    lab.shows(*_each("pause", followers), f"headrace topic describe {topic}", *_each("kill", [leader]),
-              *_each("resume", followers))  # fmt: skip
-    try:
-        for node in followers:
-            lab.cluster.pause(node)
+    with lab.frozen(*followers):
+        lab.shows(f"headrace topic describe {topic}")
         lab.until(lambda: lab.partition(topic).isr == (leader,), 60, "the leader's being alone in sync")
         lab.wait(lab.p.between_s)
-        lab.cluster.kill(leader)
-    finally:
-        for node in followers:
-            lab.cluster.resume(node)
+        _kill(lab, leader)
 
 
 def _own_duplicates(lab: Workbench) -> None:

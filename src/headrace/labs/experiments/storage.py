@@ -1,9 +1,9 @@
 """What a topic stores, who has read it, and how to empty it.
 
 A consumer of a group that runs a second time reads nothing: its group stands at the end. The records are still there,
-on the brokers' disks; how many bytes that are is asked of the brokers themselves and compared with the files on disk
-(which are on this machine, so anyone can look). It is told now, and over time while records are written, in the form of
-a series: {"data": [{"timestamp": …, "value": …}]}.
+on the brokers' disks; how many bytes that are is asked of the brokers and compared with the files on disk, which are on
+this machine. The size is shown now, and over time while records are written, as a series:
+{"data": [{"timestamp": …, "value": …}]}.
 
 `topic clean` then empties the topic, either by reading and throwing away everything, or by having Kafka delete it.
 """
@@ -11,18 +11,12 @@ a series: {"data": [{"timestamp": …, "value": …}]}.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
-from headrace import consume, produce
-from headrace.cluster import partitions_in
+from headrace import Topic, consume, produce
 from headrace.labs.expect import at_least, between
-from headrace.labs.figures import BLUE
+from headrace.labs.figures import BLUE, Figure
 from headrace.labs.lab import Lab, Parameter
 from headrace.labs.workbench import Workbench
-from headrace.transport.topics import TopicSize
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def run(lab: Workbench) -> None:
@@ -31,37 +25,35 @@ def run(lab: Workbench) -> None:
     sample = lab.sample("breadcrumbs", lab.p.records, "bcsample.json")
     size = sample.stat().st_size
     lab.types("wc bcsample.json")
-    lab.shows(f"headrace produce {topic} bcsample.json")
-    lab.check("records acknowledged", lab.p.records, produce(lab.cluster, topic, sample).acknowledged)
+    lab.check("records acknowledged", lab.p.records, lab.produce(topic, "bcsample.json"))
     group = lab.group("lab-storage")
-    lab.shows(f"headrace consume {topic} --group {group}", f"headrace consume {topic} --group {group}")
-    lab.check("records of the first run", lab.p.records, sum(1 for _ in consume(lab.cluster, topic, group=group)))
-    lab.check("records of the second run", 0, sum(1 for _ in consume(lab.cluster, topic, group=group)))
-    lab.check("records of a group that is new", lab.p.records, sum(1 for _ in consume(lab.cluster, topic)))
+    lab.check("records of the first run", lab.p.records, lab.count(topic, group))
+    lab.check("records of the second run", 0, lab.count(topic, group))
+    lab.check("records without a group", lab.p.records, lab.count(topic))
 
     lab.step("Where are they?", "In files of the brokers, a copy on each replica.")
-    (told,) = lab.admin.topic_sizes([topic])
+    (measured,) = lab.kafka.topic_sizes([topic])
     printed = json.loads(lab.types(f"headrace topic size {topic} --json").out)
-    lab.check("bytes that the command prints", told.size_bytes, printed["data"][-1]["value"])
+    lab.check("bytes that the command prints", measured.size_bytes, printed["data"][-1]["value"])
     on_disk = _bytes_on_disk(lab, topic)
     lab.table("bytes by broker", ["broker", "as the broker says", "its log files"],
-              [(broker, count, on_disk[broker]) for broker, count in told.broker_bytes.items()])  # fmt: skip
-    lab.check("what brokers say is what lies on disk", on_disk, told.broker_bytes)
-    lab.check("bytes of one copy", between(0.9 * size, 1.2 * size, "bytes"), told.size_bytes)
+              [(broker, count, on_disk[broker]) for broker, count in measured.broker_bytes.items()])  # fmt: skip
+    lab.check("the brokers' sizes are those of the files on disk", on_disk, measured.broker_bytes)
+    lab.check("bytes of one copy", between(0.9 * size, 1.2 * size, "bytes"), measured.size_bytes)
 
     lab.step("Over time, while records are written")
     lab.shows(f"for round in $(seq {lab.p.rounds}) ; do headrace produce {topic} bcsample.json ; "
               f"headrace topic size {topic} --json ; done")  # fmt: skip
-    series = [told]
+    series = [measured]
     for _ in range(lab.p.rounds):
         produce(lab.cluster, topic, sample)
-        series += lab.admin.topic_sizes([topic])
+        series += lab.kafka.topic_sizes([topic])
     values = [each.size_bytes or 0 for each in series]
-    points = [point for each in series for point in each.to_json()["data"]]
+    points = [point for each in series for point in each.sizes_to_json()["data"]]
     lab.table("the series", ["timestamp", "value"], [(point["timestamp"], point["value"]) for point in points])
     lab.check("each round adds as much as the first", between(0.95, 1.05, "times the first"),
               (values[-1] - values[0]) / lab.p.rounds / max(values[0], 1))  # fmt: skip
-    lab.figure("bytes", "Bytes of one copy of the topic over time", lambda figure: _draw(figure, series), height=2.8)
+    lab.figure("bytes", "Bytes of one copy of the topic over time", _draw, series, height=2.8)
     total = lab.p.records * (lab.p.rounds + 1)
     lab.watch(topic, total, {group: total - lab.p.records}, note="The group has read what the first round sent.")
     _clean(lab, topic)
@@ -69,34 +61,31 @@ def run(lab: Workbench) -> None:
 
 def _clean(lab: Workbench, topic: str) -> None:
     total = lab.p.records * (lab.p.rounds + 1)
-    lab.step("Clean by reading", "Everything is read and thrown away; the records stay until retention removes them.")
+    lab.step("Clean by reading", "Everything is read and discarded; the records stay until retention removes them.")
     lab.shows(f"headrace topic clean {topic} --how read")
-    lab.check("records read and thrown away", total, lab.admin.clean_topic(topic, how="read").records)
-    lab.check("records still there", total, lab.admin.describe(topic).offsets)
+    lab.check("records read and discarded", total, lab.kafka.clean_topic(topic, how="read").records)
+    lab.check("records still there", total, lab.kafka.describe(topic).offsets)
     lab.step("Clean by deleting")
     lab.shows(f"headrace topic clean {topic} --yes")
-    lab.check("records deleted", total, lab.admin.clean_topic(topic).offsets)
-    found = lab.admin.describe(topic)
+    lab.check("records deleted", total, lab.kafka.clean_topic(topic).offsets)
+    found = lab.kafka.describe(topic)
     lab.check("records left", 0, found.offsets)
-    lab.check("the numbering goes on", at_least(total), sum(p.end or 0 for p in found.partitions))
+    lab.check("offsets continue", at_least(total), sum(p.end or 0 for p in found.partitions))
     lab.check("records that a new consumer gets", 0, sum(1 for _ in consume(lab.cluster, topic)))
 
 
 def _bytes_on_disk(lab: Workbench, topic: str) -> dict[int, int]:
-    """The bytes of the log files of the topic, by broker, looked up in the data folders."""
-    sizes = {}
-    for node in lab.cluster.spec.brokers:
-        data = lab.cluster.home.node(node.name) / "data"
-        # A topic of that name that was deleted may still be there for a minute, in folders with another ending.
-        logs = [file for folder in partitions_in(data, topic).values() for file in folder.glob("*.log")]
-        sizes[node.node_id] = sum(file.stat().st_size for file in logs)
+    """The bytes of the log files of the topic, by broker."""
+    sizes = {node.node_id: 0 for node in lab.cluster.spec.brokers}
+    for (broker, _), segments in lab.cluster.segments(topic).items():
+        sizes[broker] += sum(segment.size_bytes for segment in segments)
     return sizes
 
 
-def _draw(figure: Figure, series: list[TopicSize]) -> None:
+def _draw(figure: Figure, series: list[Topic]) -> None:
     axes = figure.subplots()
-    zero = series[0].at
-    axes.step([(each.at - zero).total_seconds() for each in series], [(each.size_bytes or 0) / 1000 for each in series],
+    times = [each.at for each in series if each.at]
+    axes.step([(at - times[0]).total_seconds() for at in times], [(each.size_bytes or 0) / 1000 for each in series],
               where="post", marker="o", markersize=3, color=BLUE)  # fmt: skip
     axes.set_xlabel("seconds")
     axes.set_ylabel("kB")

@@ -3,7 +3,7 @@
 Rides are written in the registry's wire format (a zero, four bytes that name the schema, then Avro), first with version
 1 of their schema, then with 2 and 3, as programs are updated one after another. The pipeline of examples/taxi reads
 each record with the schema that it was written with, whatever version that is, and sums up what each vendor took in
-every hour. Records that are no such thing are put among them: they end as dead letters and hold up nothing.
+every hour. Damaged records are put among them: they become dead letters and do not stop the pipeline.
 
 The same sums are computed in plain Python from what a consumer reads, and must agree to the cent.
 """
@@ -14,22 +14,15 @@ import math
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from headrace import CodecError, ConsumeOptions, ProduceOptions, Registry, Schema, Shaping, consume, produce
+from headrace import CodecError, ConsumeOptions, Decoded, Record, Registry, SchemaCodec, consume, samples
 from headrace.labs.examples import Example, declaration_of
 from headrace.labs.expect import contains
-from headrace.labs.experiments.avro import TOPIC, drop_subject
-from headrace.labs.figures import COLOURS
+from headrace.labs.experiments.avro import TOPIC, own_subject
+from headrace.labs.figures import COLOURS, Figure
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench
-from headrace.samples import RIDE_VERSIONS, ride_schema
-from headrace.transport.codec import Decoded, SchemaCodec
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from headrace.transport.records import Record
 
 _SUBJECT, _DEAD = f"{TOPIC}-value", "taxi.dead"
 # As `printf` of any shell understands them, in octal.
@@ -43,9 +36,8 @@ def run(lab: Workbench) -> None:
     lab.step("Three versions of a ride in one topic", "Version 2 has a tip, version 3 a time of its own.")
     lab.topic(TOPIC, partitions=4, fixed=True)
     lab.topic(_DEAD, fixed=True)
+    own_subject(lab, _SUBJECT)
     with Registry(lab.cluster.registry) as registry:
-        drop_subject(registry, _SUBJECT)
-        lab.finally_(drop_subject, registry, _SUBJECT)
         _write(lab, registry)
         read = _as_read(lab, registry)
     paid = [(ride, record) for ride, record in read if ride["total_amount"] >= 0]
@@ -65,19 +57,16 @@ def run(lab: Workbench) -> None:
 
 def _write(lab: Workbench, registry: Registry) -> None:
     lab.lay_out()
-    for version in RIDE_VERSIONS:
-        schema = Schema(ride_schema(version))
+    for version in samples.RIDE_VERSIONS:
         file = f"rides.v{version}.ndjson"
-        rides = lab.sample("taxi", lab.p.rides, file, "--shape", f"v{version}", "--format", "ndjson")
-        lab.shows(f"headrace produce {TOPIC} {file} --value avro:ride.v{version}.avsc")
-        codec = SchemaCodec(registry, written=(registry.register(_SUBJECT, schema), schema))
-        sent = produce(lab.cluster, TOPIC, rides, options=ProduceOptions(shaping=Shaping(value_codec=codec)))
-        lab.check(f"version {version}: records acknowledged", lab.p.rides, sent.acknowledged)
-    lab.check("versions of the subject", list(RIDE_VERSIONS), registry.versions(_SUBJECT))
-    lab.say("And some records that are no rides: an unknown schema, no frame, a frame cut short.")
+        lab.sample("taxi", lab.p.rides, file, "--shape", f"v{version}", "--format", "ndjson")
+        sent = lab.produce(TOPIC, file, f"--value avro:ride.v{version}.avsc")
+        lab.check(f"version {version}: records acknowledged", lab.p.rides, sent)
+    lab.check("versions of the subject", list(samples.RIDE_VERSIONS), registry.versions(_SUBJECT))
+    lab.say("And some damaged records: an unknown schema id, no frame, a frame cut short.")
     lines = "".join(rf"{record}\n" for record in _DAMAGED)
-    told = lab.types(f"printf '{lines}' | headrace produce {TOPIC} --input lines")
-    lab.check("damaged records acknowledged", contains(f"{len(_DAMAGED)} records acknowledged"), told.err)
+    output = lab.types(f"printf '{lines}' | headrace produce {TOPIC} --input lines")
+    lab.check("damaged records acknowledged", contains(f"{len(_DAMAGED)} records acknowledged"), output.err)
 
 
 def _as_read(lab: Workbench, registry: Registry) -> list[tuple[dict[str, Any], Record]]:
@@ -87,7 +76,9 @@ def _as_read(lab: Workbench, registry: Registry) -> list[tuple[dict[str, Any], R
     rides = [(r.decoded, r) for r in records if isinstance(r.decoded, Decoded)]
     versions = Counter(decoded.schema_version for decoded, _ in rides)
     lab.table("records by schema version", ["version", "records"], sorted(versions.items()))
-    lab.check("records of each version", dict.fromkeys(RIDE_VERSIONS, lab.p.rides), dict(sorted(versions.items())))
+    lab.check(
+        "records of each version", dict.fromkeys(samples.RIDE_VERSIONS, lab.p.rides), dict(sorted(versions.items()))
+    )
     lab.check("records that cannot be decoded", len(_DAMAGED), sum(isinstance(r.decoded, CodecError) for r in records))
     return [(decoded.value, record) for decoded, record in rides]
 
@@ -118,8 +109,8 @@ def _compare(lab: Workbench, expected: Revenue, flow: Example) -> None:
     differing = [place for place in expected if not _same(expected[place], found.get(place))]
     lab.check("sums that differ by a cent, or in rides", 0, len(differing), look=str(differing[:3]))
     lab.check("rides in all windows", sum(rides for _, rides in expected.values()), sum(r for _, r in found.values()))
-    lab.figure("revenue", "Revenue per vendor and hour, of the rides that tell their time",
-               lambda figure: _draw(figure, found), height=3.0)  # fmt: skip
+    lab.figure("revenue", "Revenue per vendor and hour, of the rides with a time",
+               _draw, found, height=3.0)  # fmt: skip
 
 
 def _same(one: tuple[float, int], two: tuple[float, int] | None) -> bool:
@@ -153,6 +144,6 @@ LAB = Lab(
     parameters=(Parameter("rides", 1000, "rides of each schema version", fast=300, least=50, most=100_000),),
     files={
         "headrace.toml": lambda: declaration_of("taxi"),
-        **{f"ride.v{version}.avsc": partial(ride_schema, version) for version in RIDE_VERSIONS},
+        **{f"ride.v{version}.avsc": partial(samples.ride_schema, version) for version in samples.RIDE_VERSIONS},
     },
 )

@@ -15,25 +15,16 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Literal
 
-from headrace import ConsumeOptions, consume
+from headrace import ConsumeOptions, TransactionPlan, TransactionReport, consume, produce_in_transactions
+from headrace.labs.background import Sighting
 from headrace.labs.expect import at_least, at_most, between
-from headrace.labs.figures import BLUE, GREEN, GREY, ORANGE, RED
+from headrace.labs.figures import BLUE, GREEN, GREY, ORANGE, RED, Figure
 from headrace.labs.lab import Lab, Parameter
-from headrace.labs.sighting import Sighting
 from headrace.labs.workbench import Workbench
-from headrace.transport.offsets import Isolation
-from headrace.transport.transactions import (
-    TransactionPlan,
-    TransactionReport,
-    TransactionResult,
-    produce_in_transactions,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _SIZE = 4
 _HALF = 0.5
@@ -50,7 +41,7 @@ class _Watched:
     zero: float
 
     def numbers(self, *outcomes: str) -> set[int]:
-        """The records of the transactions that ended so. A record's number tells its transaction."""
+        """The records of the transactions that ended so. A record's number gives its transaction."""
         chosen = [t for t in self.report.transactions if t.outcome in outcomes]
         return {(t.number - 1) * _SIZE + at for t in chosen for at in range(t.records)}
 
@@ -58,7 +49,7 @@ class _Watched:
 def run(lab: Workbench) -> None:
     lab.step(
         f"{lab.p.transactions} transactions of {_SIZE} records, {lab.p.wait_s:g} s open each",
-        "Two consumers look on: one reads committed records only, one everything.",
+        "Two consumers read: one committed records only, one everything.",
     )
     topic = lab.topic("ledger", partitions=1)
     sent = lab.p.transactions * _SIZE
@@ -77,7 +68,7 @@ def run(lab: Workbench) -> None:
     lab.check("read uncommitted: every one", set(range(sent)), set(watched.uncommitted))
     _check_times(lab, watched)
     lab.figure("transactions", "Transactions over time, and when the two consumers saw their records",
-               lambda figure: _draw(figure, watched))  # fmt: skip
+               _draw, watched)  # fmt: skip
 
     lab.step("Read again afterwards", "The aborted ones are still in the log, and still invisible.")
     lab.shows(f"headrace consume {topic}", f"headrace consume {topic} --isolation uncommitted")
@@ -122,9 +113,11 @@ def _two_topics(lab: Workbench) -> None:
 def _watch(lab: Workbench, topics: Sequence[str], plan: TransactionPlan) -> _Watched:
     ended: dict[int, float] = {}
 
-    def note(result: TransactionResult) -> None:
+    def note(number: int) -> None:
         lab.stop_if_asked()
-        ended[result.number] = time.monotonic()
+        ended[number] = time.monotonic()
+
+    write = partial(produce_in_transactions, on_result=lambda result: note(result.number))
 
     records = ({"n": n} for n in range(lab.p.transactions * _SIZE))
     with (
@@ -132,7 +125,7 @@ def _watch(lab: Workbench, topics: Sequence[str], plan: TransactionPlan) -> _Wat
         Sighting(lab.connection, topics, isolation="uncommitted") as uncommitted,
     ):
         zero = time.monotonic()
-        report = produce_in_transactions(lab.cluster, topics[0], records, plan, on_result=note)
+        report = write(lab.cluster, topics[0], records, plan)
         uncommitted.wait_for(lab.p.transactions * _SIZE)
         committed.wait_for(report.records("committed"))
     when = [
@@ -168,7 +161,7 @@ def _check_times(lab: Workbench, watched: _Watched) -> None:
     lab.check("and soon after the commit", at_most(2, "s"), max(late), timing=True)
 
 
-def _read(lab: Workbench, topics: Sequence[str], isolation: Isolation) -> set[int]:
+def _read(lab: Workbench, topics: Sequence[str], isolation: Literal["committed", "uncommitted"]) -> set[int]:
     records = consume(lab.cluster, *topics, options=ConsumeOptions(isolation=isolation))
     return {json.loads(record.value or b"")["n"] for record in records}
 

@@ -8,13 +8,11 @@ removed.
 
 from __future__ import annotations
 
-from headrace import ConsumeOptions, ProduceOptions, Registry, consume, produce
+from headrace import ConsumeOptions, Decoded, Registry, SchemaCodec, consume, samples
 from headrace.labs.expect import contains
-from headrace.labs.experiments.avro import drop_subject, with_words, writing
+from headrace.labs.experiments.avro import own_subject, with_words
 from headrace.labs.lab import Lab, Needs, Parameter
 from headrace.labs.workbench import Workbench, quoted
-from headrace.samples import ride_key_schema, ride_schema
-from headrace.transport.codec import Decoded, SchemaCodec
 
 _OLD, _NEW = "rides.v1", "rides.v2"
 _CONSUMERS = ("billing", "reporting", "fraud")
@@ -25,25 +23,24 @@ def run(lab: Workbench) -> None:
     lab.topic(_OLD, partitions=2, fixed=True)
     lab.topic(_NEW, partitions=2, fixed=True)
     groups = {name: lab.group(f"lab-upgrade-{name}") for name in _CONSUMERS}
+    for subject in (f"{topic}-{part}" for topic in (_OLD, _NEW) for part in ("key", "value")):
+        own_subject(lab, subject)
     with Registry(lab.cluster.registry) as registry:
-        for subject in (f"{topic}-{part}" for topic in (_OLD, _NEW) for part in ("key", "value")):
-            drop_subject(registry, subject)
-            lab.finally_(drop_subject, registry, subject)
         _window(lab, registry, groups)
 
 
 def _window(lab: Workbench, registry: Registry, groups: dict[str, str]) -> None:
     lab.step("Before", "One topic, one schema, three consumers that read it as groups of their own.")
     lab.lay_out()
-    _fill(lab, registry, 0, [_OLD])
+    _fill(lab, 0, [_OLD])
     seen: dict[str, list[int]] = {name: [] for name in _CONSUMERS}
     for name in _CONSUMERS:
         seen[name] += _read(lab, registry, _OLD, groups[name])
     lab.check("rides that each has read", {lab.p.rides}, {len(numbers) for numbers in seen.values()})
 
     lab.step("The change is refused in the old topic", "payment_type becomes a word.")
-    told = lab.types(f"headrace schema register {_OLD}-value ride_words.avsc", code=1)
-    lab.check("incompatible", contains("payment_type"), told.err)
+    output = lab.types(f"headrace schema register {_OLD}-value ride_words.avsc", code=1)
+    lab.check("incompatible", contains("payment_type"), output.err)
 
     lab.step(
         "The window opens", "From now on every ride goes into both topics, each time with the schema of the topic."
@@ -51,7 +48,7 @@ def _window(lab: Workbench, registry: Registry, groups: dict[str, str]) -> None:
     moved: dict[str, int] = {}
     first_new = lab.p.rides
     for at in range(len(_CONSUMERS)):
-        _fill(lab, registry, at + 1, [_OLD, _NEW])
+        _fill(lab, at + 1, [_OLD, _NEW])
         for name in _CONSUMERS:
             topic = _NEW if name in moved else _OLD
             seen[name] += _read(lab, registry, topic, groups[name])
@@ -66,20 +63,20 @@ def _window(lab: Workbench, registry: Registry, groups: dict[str, str]) -> None:
     lab.table("who moved when", ["consumer", "after so many rides"], moved.items())
 
     lab.step("The window closes", "The last consumer has moved: the old topic gets nothing more.")
-    _fill(lab, registry, len(_CONSUMERS) + 1, [_NEW])
+    _fill(lab, len(_CONSUMERS) + 1, [_NEW])
     for name in _CONSUMERS:
         seen[name] += _read(lab, registry, _NEW, groups[name])
     total = lab.p.rides * (len(_CONSUMERS) + 2)
     for name in _CONSUMERS:
         lab.check(f"{name}: rides read", total, len(set(seen[name])))
         lab.check(f"{name}: rides read twice", 0, len(seen[name]) - len(set(seen[name])))
-    ends = {topic: lab.admin.describe(topic).offsets for topic in (_OLD, _NEW)}
+    ends = {topic: lab.kafka.describe(topic).offsets for topic in (_OLD, _NEW)}
     lab.table("rides in the topics", ["topic", "rides"], ends.items())
     lab.check("rides in the old topic", lab.p.rides * (len(_CONSUMERS) + 1), ends[_OLD])
     lab.check("rides in the new one", lab.p.rides * (len(_CONSUMERS) + 1), ends[_NEW])
     lab.shows(f"headrace topic delete {_OLD} --yes")
-    lab.admin.delete_topics([_OLD])
-    lab.check("topics that are left", [_NEW], [t.name for t in lab.admin.topics() if t.name in (_OLD, _NEW)])
+    lab.kafka.delete_topics([_OLD])
+    lab.check("topics that are left", [_NEW], [t.name for t in lab.kafka.topics() if t.name in (_OLD, _NEW)])
 
 
 def _ride_file(lab: Workbench, at: int) -> None:
@@ -93,15 +90,13 @@ def _ride_file(lab: Workbench, at: int) -> None:
     lab.types(f"sed '{words}' rides.ndjson > rides_words.ndjson")
 
 
-def _fill(lab: Workbench, registry: Registry, at: int, topics: list[str]) -> None:
+def _fill(lab: Workbench, at: int, topics: list[str]) -> None:
     _ride_file(lab, at)
     for topic in topics:
         old = topic == _OLD
         file, schema = ("rides.ndjson", "ride.avsc") if old else ("rides_words.ndjson", "ride_words.avsc")
-        lab.shows(f"headrace produce {topic} {file} --value avro:{schema} --key-codec avro:ride_key.avsc")
-        shaping = writing(registry, topic, ride_schema(1) if old else with_words())
-        report = produce(lab.cluster, topic, lab.files / file, options=ProduceOptions(shaping=shaping))
-        lab.check(f"{topic}: rides written", lab.p.rides, report.acknowledged)
+        written = lab.produce(topic, file, f"--value avro:{schema} --key-codec avro:ride_key.avsc")
+        lab.check(f"{topic}: rides written", lab.p.rides, written)
 
 
 def _read(lab: Workbench, registry: Registry, topic: str, group: str) -> list[int]:
@@ -123,8 +118,8 @@ LAB = Lab(
     needs=Needs(services=("registry",), topics=(_OLD, _NEW)),
     parameters=(Parameter("rides", 500, "rides of each round", fast=100, least=20, most=100_000),),
     files={
-        "ride.avsc": lambda: ride_schema(1),
-        "ride_key.avsc": ride_key_schema,
+        "ride.avsc": lambda: samples.ride_schema(1),
+        "ride_key.avsc": samples.ride_key_schema,
         "ride_words.avsc": with_words,
     },
 )

@@ -1,60 +1,55 @@
-"""One look at everything: what a survey tells, composed into a Snapshot.
+"""One poll of everything: the answers of a survey, composed into a Snapshot.
 
-A number that nobody could tell this time is the last that was known; whose number it is shows as down or quiet
-meanwhile. What costs more is asked less often: begins and bytes. With more than some thousand partitions the pace slows
-down in proportion, so that watching stays below a tenth of a core.
+A number without an answer this time keeps its last value; its broker is shown as down or quiet meanwhile. What costs
+more is polled less often: begins and bytes. With more than some thousand partitions the pace slows down in proportion,
+so that monitoring stays below a tenth of a core.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict, TypeVar
+from typing import Literal, TypedDict
 
 from msgspec.structs import replace
 
 from headrace.cluster import Cluster
+from headrace.connect import Connectors
 from headrace.errors import HeadraceError, Unreachable
+from headrace.kafka import (
+    Broker,
+    Connection,
+    Disk,
+    Group,
+    Member,
+    Metadata,
+    Offset,
+    Partition,
+    Quorum,
+    Start,
+    Survey,
+    Topic,
+    TopicPartition,
+    known_total,
+    whole_topics,
+)
 from headrace.monitor.rates import Rates, Trail
-from headrace.monitor.services import NeighbourWatch
+from headrace.monitor.services import ServicesWatch
 from headrace.monitor.snapshot import (
     BrokerView,
     ConnectorView,
     GroupView,
-    MemberView,
     NodeView,
-    OffsetView,
-    PartitionView,
-    QuorumView,
     Snapshot,
     SubjectView,
     TopicView,
     Totals,
-    VoterView,
 )
-from headrace.transport.client import Connection
-from headrace.transport.connectors import Connectors
-from headrace.transport.groups import Member
-from headrace.transport.schemas import Registry
-from headrace.transport.survey import (
-    EARLIEST,
-    LATEST,
-    Metadata,
-    SeenBroker,
-    SeenDisk,
-    SeenGroup,
-    SeenPartition,
-    SeenQuorum,
-    Survey,
-    leaders_of,
-)
-from headrace.transport.topics import TopicPartition
-
-N = TypeVar("N", int, float)
+from headrace.schemas import Registry
 
 EVERY_S = 2.0
-# So many partitions can be looked at every second without taking more than a few hundredths of a core.
+# So many partitions can be polled every second without taking more than a few hundredths of a core.
 _PARTITIONS_PER_S = 2500
 _BEGINS_EVERY = 5
 _DISKS_EVERY = 3
@@ -77,30 +72,30 @@ class Target:
     connectors: Connectors | None = None
 
 
-class Looker:
+class Poller:
     """Composes one snapshot after the other from a survey."""
 
-    def __init__(self, target: Target, neighbours: NeighbourWatch) -> None:
+    def __init__(self, target: Target, services: ServicesWatch) -> None:
         self.target = target
-        self.neighbours = neighbours
+        self.services = services
         self.survey = Survey(target.connection)
         self.begins: dict[TopicPartition, int] = {}
         self.ends: dict[TopicPartition, int] = {}
-        self.disks: dict[int, SeenDisk] = {}
-        self.round = 0
+        self.disks: dict[int, Disk] = {}
+        self.polls = 0
         self._rates = Rates()
-        # Bytes are looked at less often: a window shorter than their pace would show nothing but steps.
+        # Bytes are polled less often: a window shorter than their pace would show nothing but steps.
         self._byte_rates = Rates(window_s=20.0)
         self._trails: dict[TopicPartition, Trail] = {}
         self._topics: dict[str, TopicView] = {}
-        #: What groups read of each topic per second, in the look that is being composed.
+        #: What groups read of each topic per second, in the poll that is being composed.
         self._read: dict[str, float] = {}
-        self._quorum: SeenQuorum | None = None
+        self._quorum: Quorum | None = None
         #: Partitions whose records are dated though no group reads them: pipelines do.
         self._also_dated: set[TopicPartition] = set()
 
     def everything_is_due(self) -> None:
-        self.round = 0
+        self.polls = 0
 
     def age(self, place: TopicPartition, offset: int) -> float | None:
         """How long ago the record was written, if that was seen; its partition is watched from then on."""
@@ -109,7 +104,7 @@ class Looker:
         written, seen = (trail.written_at(offset) if trail else None) or (0.0, False)
         return max(0.0, time.time() - written) if seen else None
 
-    def look(self, before: Snapshot) -> Snapshot:
+    def poll(self, before: Snapshot) -> Snapshot:
         began, at = time.monotonic(), time.time()
         nodes, beside = self._nodes(), self._beside()
         try:
@@ -120,7 +115,7 @@ class Looker:
                 before, at=at, took_s=time.monotonic() - began, reachable=False, problem=error.why, brokers=brokers,
                 quorum=None, nodes=nodes, **beside,
             )  # fmt: skip
-        # A number belongs to the time at which it was told, not to the time at which asking began.
+        # A number belongs to the time of its answer, not to the time at which asking began.
         told_at = self._ask_for_numbers(seen)
         groups = self.survey.groups(b.broker_id for b in seen.brokers if not b.fenced)
         now = time.time()
@@ -128,8 +123,8 @@ class Looker:
         group_views = self._groups(now, groups, seen)
         topics = self._topic_views(told_at, seen, new_bytes)
         quorum = self._quorum_view(seen)
-        self.round += 1
-        partitions = sum(len(found) for found in seen.topics.values())
+        self.polls += 1
+        partitions = sum(len(topic.partitions) for topic in seen.topics.values())
         return Snapshot(
             at=now,
             took_s=time.monotonic() - began,
@@ -149,14 +144,13 @@ class Looker:
     # -- asking -------------------------------------------------------------------------------------------------
 
     def _ask_for_numbers(self, seen: Metadata) -> float:
-        """Ends, and begins where they are due; returns when the ends were told."""
-        leaders = leaders_of(seen.topics)
-        self.ends.update(self.survey.offsets(leaders, LATEST))
+        """Ends, and begins where they are due; returns when the ends were answered."""
+        leaders = seen.leaders
+        self.ends.update(self.survey.offsets(leaders, Start("end")))
         told_at = time.time()
-        unknown = any((name, p.partition) not in self.begins for name, ps in seen.topics.items() for p in ps)
-        if unknown or self.round % _BEGINS_EVERY == 0:
-            self.begins.update(self.survey.offsets(leaders, EARLIEST))
-        places = {(name, p.partition) for name, partitions in seen.topics.items() for p in partitions}
+        places = {(name, p.partition) for name, topic in seen.topics.items() for p in topic.partitions}
+        if self.polls % _BEGINS_EVERY == 0 or not places <= self.begins.keys():
+            self.begins.update(self.survey.offsets(leaders, Start("beginning")))
         for gone in self.ends.keys() - places:
             del self.ends[gone]
             self.begins.pop(gone, None)
@@ -165,7 +159,7 @@ class Looker:
 
     def _disks(self, seen: Metadata) -> bool:
         """Whether the bytes are new."""
-        if self.round % _DISKS_EVERY:
+        if self.polls % _DISKS_EVERY:
             return False
         live = [b.broker_id for b in seen.brokers if not b.fenced]
         found = self.survey.disks(live)
@@ -181,7 +175,7 @@ class Looker:
             states = self.target.cluster.node_states()
         except (HeadraceError, OSError):
             return ()
-        memory = self.neighbours.latest.memory_bytes
+        memory = self.services.latest.memory_bytes
         return tuple(
             NodeView(
                 name=n.name,
@@ -198,7 +192,7 @@ class Looker:
         )
 
     def _beside(self) -> _Beside:
-        found, target = self.neighbours.latest, self.target
+        found, target = self.services.latest, self.target
         return {
             "registry": target.registry.url if target.registry else None,
             "subjects": found.subjects,
@@ -210,24 +204,23 @@ class Looker:
 
     def _topic_views(self, at: float, seen: Metadata, new_bytes: bool) -> dict[str, TopicView]:
         views: dict[str, TopicView] = {}
-        for name, partitions in seen.topics.items():
-            made = tuple(self._partition(name, p) for p in partitions)
-            old = self._topics.get(name)
+        for name, seen_topic in seen.topics.items():
+            topic = Topic(name, tuple(self._partition(name, p) for p in seen_topic.partitions))
+            made, size, old = topic.partitions, topic.size_bytes, self._topics.get(name)
             written = sum(p.end for p in made if p.end is not None)
-            size = _sum(p.size_bytes for p in made)
             bytes_rate = old.in_bytes_per_s if old else None
             if new_bytes:
                 bytes_rate = self._byte_rates.add(name, at, size)
             views[name] = TopicView(
                 name=name,
-                internal=name.startswith("__"),
+                internal=topic.internal,
                 partitions=old.partitions if old and old.partitions == made else made,
-                replication=max((len(p.replicas) for p in made), default=0),
-                under_replicated=sum(p.under_replicated for p in made),
-                offline=sum(p.leader < 0 for p in made),
-                offsets=_sum(p.offsets for p in made),
+                replication=topic.replication,
+                under_replicated=topic.under_replicated,
+                offline=topic.offline,
+                offsets=topic.offsets,
                 size_bytes=size,
-                stored_bytes=_sum(_sum(p.replica_bytes) for p in made),
+                stored_bytes=topic.stored_bytes,
                 in_per_s=self._rates.add(("in", name), at, written),
                 in_bytes_per_s=bytes_rate,
                 out_per_s=self._read.get(name, 0.0),
@@ -236,47 +229,31 @@ class Looker:
         self._byte_rates.keep(views)
         return views
 
-    def _partition(self, topic: str, p: SeenPartition) -> PartitionView:
+    def _partition(self, topic: str, p: Partition) -> Partition:
         place = (topic, p.partition)
-        sizes = tuple(self.disks[b].partitions.get(place) if b in self.disks else None for b in p.replicas)
-        of_leader = sizes[p.replicas.index(p.leader)] if p.leader in p.replicas else None
-        known = [size for size in sizes if size is not None]
-        return PartitionView(
-            partition=p.partition,
-            leader=p.leader,
-            replicas=p.replicas,
-            isr=p.isr,
-            begin=self.begins.get(place),
-            end=self.ends.get(place),
-            size_bytes=of_leader if of_leader is not None else max(known, default=None),
-            replica_bytes=sizes,
-        )
+        sizes = {b: self.disks[b].partitions.get(place) if b in self.disks else None for b in p.replicas}
+        return p.measured(self.begins.get(place), self.ends.get(place), sizes)
 
-    def _groups(self, at: float, seen: Sequence[SeenGroup], metadata: Metadata) -> dict[str, GroupView]:
+    def _groups(self, at: float, seen: Sequence[Group], metadata: Metadata) -> dict[str, GroupView]:
         self._read = {}
-        views = {group.group: self._group(at, group, metadata) for group in seen}
-        for place in {place for group in seen for place in group.committed or ()} | self._also_dated:
+        committed = {group.group: group.committed for group in seen}
+        views = {group.group: self._group(at, group, committed[group.group], metadata) for group in seen}
+        for place in self._also_dated.union(*committed.values()):
             end = self.ends.get(place)
             if end is not None:
                 self._trails.setdefault(place, Trail()).add(at, end)
         self._rates.keep(
             [("in", name) for name in metadata.topics]
-            + [("read", g.group, place) for g in seen for place in g.committed or ()]
+            + [("read", name, place) for name, places in committed.items() for place in places]
         )
         return views
 
-    def _group(self, at: float, group: SeenGroup, metadata: Metadata) -> GroupView:
-        readers = {place: member for member in group.members or () for place in member.assignment}
-        offsets = None
-        exact = True
-        if group.committed is not None:
-            offsets = []
-            for place in _whole_topics({*group.committed, *readers}, metadata):
-                view, is_exact = self._offset(at, place, group, readers.get(place))
-                exact &= is_exact
-                offsets.append(view)
-        lags = [o.lag_s for o in offsets or () if o.lag_s is not None]
-        read = self._reading(at, group)
+    def _group(self, at: float, group: Group, committed: Mapping[TopicPartition, int], metadata: Metadata) -> GroupView:
+        readers, offsets, exact = group.readers, None, True
+        if group.offsets is not None:
+            places = [p for p in whole_topics({*committed, *readers}, metadata.topics) if p[0] in metadata.topics]
+            dated = [self._offset(at, place, committed.get(place), readers.get(place)) for place in places]
+            offsets, exact = tuple(offset for offset, _ in dated), all(is_exact for _, is_exact in dated)
         return GroupView(
             group=group.group,
             type=group.type,
@@ -284,51 +261,42 @@ class Looker:
             protocol=group.protocol,
             coordinator=group.coordinator,
             assignor=group.assignor,
-            members=_members(group),
-            offsets=tuple(offsets) if offsets is not None else None,
+            members=group.members,
+            offsets=offsets,
             topics=tuple(sorted({o.topic for o in offsets or ()})),
-            lag=_known_sum(o.lag for o in offsets or ()),
-            lag_s=max(lags, default=None),
+            lag=known_total(o.lag for o in offsets or ()),
+            lag_s=max((o.lag_s for o in offsets or () if o.lag_s is not None), default=None),
             lag_s_at_least=not exact,
             stale=group.stale,
-            read_per_s=read,
+            read_per_s=self._reading(at, group.group, committed),
         )
 
-    def _reading(self, at: float, group: SeenGroup) -> float | None:
+    def _reading(self, at: float, group: str, committed: Mapping[TopicPartition, int]) -> float | None:
         """Records per second, by how the committed offsets advance; added up by topic, too."""
         rates = []
-        for (topic, partition), committed in (group.committed or {}).items():
-            rate = self._rates.add(("read", group.group, (topic, partition)), at, committed)
+        for place, offset in committed.items():
+            rate = self._rates.add(("read", group, place), at, offset)
             if rate is not None:
-                self._read[topic] = self._read.get(topic, 0.0) + rate
+                self._read[place[0]] = self._read.get(place[0], 0.0) + rate
                 rates.append(rate)
-        return sum(rates) if rates else None
+        return known_total(rates)
 
     def _offset(
-        self, at: float, place: TopicPartition, group: SeenGroup, member: Member | None
-    ) -> tuple[OffsetView, bool]:
-        committed = (group.committed or {}).get(place)
+        self, at: float, place: TopicPartition, committed: int | None, member: Member | None
+    ) -> tuple[Offset, bool]:
+        """The group's offset, and whether the time that it is behind is exact."""
         begin, end = self.begins.get(place), self.ends.get(place)
-        lag = lag_s = None
-        exact = True
-        if committed is not None and begin is not None and end is not None:
-            first_unread = max(committed, begin)
-            lag = max(0, end - first_unread)
-            lag_s = 0.0
-            if lag:
-                trail = self._trails.get(place)
-                written = trail.written_at(first_unread) if trail else (at, False)
-                if written:
-                    lag_s, exact = max(0.0, at - written[0]), written[1]
-        return (
-            OffsetView(
-                topic=place[0], partition=place[1], committed=committed, begin=begin, end=end, lag=lag, lag_s=lag_s,
-                member_id=member.member_id if member else None, client_id=member.client_id if member else None,
-            ),
-            exact,
-        )  # fmt: skip
+        lag = Offset.lag_of(committed, begin, end)
+        lag_s, exact = None if lag is None else 0.0, True
+        if lag and end is not None:
+            trail = self._trails.get(place)
+            written = trail.written_at(end - lag) if trail else (at, False)
+            if written:
+                lag_s, exact = max(0.0, at - written[0]), written[1]
+        member_id, client_id = (member.member_id, member.client_id) if member else (None, None)
+        return Offset(*place, committed, begin, end, lag, lag_s, member_id, client_id), exact
 
-    def _quorum_view(self, seen: Metadata) -> QuorumView | None:
+    def _quorum_view(self, seen: Metadata) -> Quorum | None:
         found = self.survey.quorum()
         # Without an answer the last is shown, unless the controller that it names is known to be gone.
         fenced = {b.broker_id for b in seen.brokers if b.fenced}
@@ -336,33 +304,16 @@ class Looker:
             self._quorum = found
         elif self._quorum and self._quorum.leader_id in fenced:
             self._quorum = None
-        quorum = self._quorum
-        if quorum is None:
-            return None
-        end = max((r.log_end_offset for r in quorum.replicas), default=0)
-        return QuorumView(
-            leader_id=quorum.leader_id,
-            leader_epoch=quorum.leader_epoch,
-            high_watermark=quorum.high_watermark,
-            voters=tuple(
-                VoterView(
-                    node_id=r.node_id,
-                    voter=r.voter,
-                    log_end_offset=r.log_end_offset,
-                    lag=max(0, end - r.log_end_offset),
-                )
-                for r in sorted(quorum.replicas)
-            ),
-        )
+        return self._quorum
 
     def _brokers(
-        self, seen: Metadata, quorum: QuorumView | None, nodes: Sequence[NodeView], before: Sequence[BrokerView]
+        self, seen: Metadata, quorum: Quorum | None, nodes: Sequence[NodeView], before: Sequence[BrokerView]
     ) -> tuple[BrokerView, ...]:
         leaders: dict[int, int] = {}
         replicas: dict[int, int] = {}
         missing: dict[int, int] = {}
-        for partitions in seen.topics.values():
-            for p in partitions:
+        for topic in seen.topics.values():
+            for p in topic.partitions:
                 leaders[p.leader] = leaders.get(p.leader, 0) + 1
                 for number in p.replicas:
                     replicas[number] = replicas.get(number, 0) + 1
@@ -381,6 +332,7 @@ class Looker:
                     host=broker.host,
                     port=broker.port,
                     rack=broker.rack,
+                    fenced=broker.fenced,
                     state=state,
                     controller=quorum is not None and quorum.leader_id == number,
                     leaders=leaders.get(number, 0),
@@ -402,7 +354,7 @@ class Looker:
         ]
         return tuple(sorted(views, key=lambda view: view.broker_id))
 
-    def _state(self, broker: SeenBroker, node: NodeView | None) -> Literal["up", "quiet", "down"]:
+    def _state(self, broker: Broker, node: NodeView | None) -> Literal["up", "quiet", "down"]:
         if node is not None and node.state in {"dead", "stopped"}:
             return "down"  # the system knows it seconds before the controller does
         if node is not None and node.state == "paused":
@@ -413,29 +365,6 @@ class Looker:
         return "quiet" if self.survey.quiet(broker.broker_id) else "up"
 
 
-def _members(group: SeenGroup) -> tuple[MemberView, ...] | None:
-    if group.members is None:
-        return None
-    return tuple(
-        MemberView(
-            member_id=m.member_id,
-            client_id=m.client_id,
-            host=m.host,
-            instance_id=m.instance_id,
-            partitions=m.assignment,
-        )
-        for m in group.members
-    )
-
-
-def _whole_topics(places: Iterable[TopicPartition], metadata: Metadata) -> list[TopicPartition]:
-    """These and the other partitions of their topics: what a group has never got to is shown too."""
-    known = set(places)
-    for name in {name for name, _ in known}:
-        known.update((name, p.partition) for p in metadata.topics.get(name, ()))
-    return sorted(place for place in known if place[0] in metadata.topics)
-
-
 def _totals(topics: Mapping[str, TopicView], groups: Mapping[str, GroupView]) -> Totals:
     own = [topic for topic in topics.values() if not topic.internal]
     everything = topics.values()
@@ -444,23 +373,11 @@ def _totals(topics: Mapping[str, TopicView], groups: Mapping[str, GroupView]) ->
         partitions=sum(len(t.partitions) for t in own),
         under_replicated=sum(t.under_replicated for t in everything),
         offline=sum(t.offline for t in everything),
-        offsets=_known_sum(t.offsets for t in own),
-        size_bytes=_known_sum(t.size_bytes for t in everything),
-        stored_bytes=_known_sum(t.stored_bytes for t in everything),
-        lag=_known_sum(g.lag for g in groups.values()),
-        in_per_s=_known_sum(t.in_per_s for t in own),
-        in_bytes_per_s=_known_sum(t.in_bytes_per_s for t in own),
-        out_per_s=_known_sum(t.out_per_s for t in own),
+        offsets=known_total(t.offsets for t in own),
+        size_bytes=known_total(t.size_bytes for t in everything),
+        stored_bytes=known_total(t.stored_bytes for t in everything),
+        lag=known_total(g.lag for g in groups.values()),
+        in_per_s=known_total(t.in_per_s for t in own),
+        in_bytes_per_s=known_total(t.in_bytes_per_s for t in own),
+        out_per_s=known_total(t.out_per_s for t in own),
     )
-
-
-def _sum(counts: Iterable[int | None]) -> int | None:
-    """The sum, unless a part of it is unknown."""
-    known = list(counts)
-    return None if None in known else sum(count or 0 for count in known)
-
-
-def _known_sum(counts: Iterable[N | None]) -> N | None:
-    """The sum of what is known; None if nothing is."""
-    known = [count for count in counts if count is not None]
-    return sum(known[1:], known[0]) if known else None
