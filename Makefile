@@ -5,12 +5,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test browser labs lint docs bench audit lock clean
+.PHONY: demo test browser postgres labs lint docs bench audit lock clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/headrace demo
 
-test: $(VENV)/.dev browser
+test: $(VENV)/.dev browser postgres
 	$(BIN)/pytest -n 2
 
 # The console is tested in a real browser. Whoever may install packages gets one; others are told what is missing.
@@ -23,6 +23,19 @@ browser:
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
 	else \
 	  echo "the tests of the console need a Chromium: install one (Debian: apt-get install chromium), then repeat" >&2; \
+	  exit 1; \
+	fi
+
+# The PostgreSQL sink is tested against a real server, which the tests start themselves: Debian's own cluster is not made.
+postgres:
+	@if ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing postgresql for the tests of its sink"; \
+	  mkdir -p /etc/postgresql-common && [ -e /etc/postgresql-common/createcluster.conf ] || \
+	    echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.conf; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends postgresql >/dev/null; \
+	else \
+	  echo "the tests of the PostgreSQL sink need a server: install one (Debian: apt-get install postgresql), then repeat" >&2; \
 	  exit 1; \
 	fi
 

@@ -21,6 +21,8 @@ from headrace.runtime.process import MARKER
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.postgres import Server
+
 pytest_plugins = ["pytester"]
 
 _SCRIPT = Path(sys.executable).with_name("headrace")
@@ -29,9 +31,15 @@ _SCRIPT = Path(sys.executable).with_name("headrace")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-#: Two processes share the tests (`pytest -n 2`), each with one cluster for all of its own; those that need Spark are
-#: together, because there is one session too.
-_WITH_SPARK = {"browser", "docs", "labs", "monitor", "spark"}
+#: Two processes share the tests (`pytest -n 2`), each with one cluster for all of its own. A folder stays together,
+#: because its tests share a browser or a Connect; files in `_BY_FILE` share no more than a cluster and a Spark session.
+#: The longest folders come first, so that both processes end at about the same time.
+_FOLDERS = ("spark", "faults", "broker", "labs", "services", "browser", "monitor", "registry", "docs", "e2e", "unit")
+_BY_FILE = {"broker", "spark", "unit"}
+
+
+def _folder(nodeid: str) -> str:
+    return nodeid.split("/")[1]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -40,14 +48,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByFolder(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return "spark" if nodeid.split("/")[1] in _WITH_SPARK else "kafka"
+            folder = _folder(nodeid)
+            return nodeid.partition("::")[0] if folder in _BY_FILE else folder
 
+    config.option.loadscopereorder = False
     return ByFolder(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that kill brokers come first: a killed broker reads all of its logs when it starts."""
-    items.sort(key=lambda item: "headrace_faults" not in getattr(item, "fixturenames", ()))
+    """Tests that kill brokers come first in a folder: a killed broker reads all of its logs when it starts."""
+    items.sort(
+        key=lambda item: (
+            _FOLDERS.index(_folder(item.nodeid)),
+            "headrace_faults" not in getattr(item, "fixturenames", ()),
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -91,7 +106,7 @@ class Headrace:
         return subprocess.Popen(
             [self.script, *where, *map(str, words)],
             cwd=self.folder,
-            env={**_environment(), **(env or {})},
+            env={**environment(), **(env or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -99,7 +114,7 @@ class Headrace:
         )
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The user's, less the settings of headrace; the cache stays, so that jars are fetched once."""
     kept = {"HEADRACE_CACHE"}
     return {name: value for name, value in os.environ.items() if name in kept or not name.startswith("HEADRACE_")}
@@ -130,10 +145,19 @@ def home(make_home: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
+def postgres() -> Iterator[Server]:
+    """A PostgreSQL for all tests that need one."""
+    from tests.postgres import running_server
+
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for all tests that need one: a JVM costs seconds, and a process has only one."""
-    from headrace.pipeline.flow import SETTINGS
-    from headrace.pipeline.session import SessionSpec, start_spark, stop_spark
+    from headrace.pipeline.spark.classify import SETTINGS
+    from headrace.pipeline.spark.session import SessionSpec, start_spark, stop_spark
 
     try:
         yield start_spark(SessionSpec(folder=tmp_path_factory.mktemp("spark") / "driver", conf=SETTINGS))

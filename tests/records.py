@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import struct
 import uuid
 from collections.abc import Iterable
@@ -11,9 +12,10 @@ from typing import Any
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
+from kafka.record.util import calc_crc32c as crc32c
 
-from headrace.cluster.segments import CODECS, crc32c
 from headrace.cluster.unpack import Codec
+from headrace.kafka.batches import CODECS
 from headrace.runtime.waiting import eventually
 
 
@@ -100,3 +102,10 @@ def batch_of(payload: bytes, codec: Codec, *, base: int = 0, records: int = 1, c
     return (
         struct.pack(">qiibI", base, 9 + len(checked), 0, 2, crc32c(checked) if checksum is None else checksum) + checked
     )
+
+
+def oversized_batch() -> bytes:
+    """A batch with one record: small as it is stored, 70 MB without compression."""
+    # Length, attributes, times and offsets of a record without a key, whose lengths are written as varints.
+    record = bytes.fromhex("92f6e0420000000180f6e042") + bytes(70_000_000) + b"\0"
+    return batch_of(gzip.compress(record, 6), "gzip")

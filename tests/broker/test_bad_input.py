@@ -56,7 +56,7 @@ def explained(done: Done, code: int, problem: str, why: str, hint: str) -> None:
 @pytest.mark.parametrize("brokers", [0, -1, 100])
 def test_a_number_of_brokers_that_cannot_be(run: Headrace, home: Path, brokers: int) -> None:
     done = run("up", "--brokers", brokers, home=home)
-    explained(done, 2, f"a cluster cannot have {brokers} brokers", "1 to 9 are possible", "headrace up --brokers 3")
+    explained(done, 2, f"invalid number of brokers: {brokers}", "1 to 9 are possible", "headrace up --brokers 3")
 
 
 def test_a_port_that_somebody_else_holds(run: Headrace, home: Path) -> None:

@@ -13,18 +13,17 @@ import pytest
 
 from headrace.cluster import Cluster
 from headrace.errors import NotFound
+from headrace.kafka import Kafka
+from headrace.kafka.bounds import Start
+from headrace.kafka.browse.browser import Browser, Query
+from headrace.kafka.browse.expression import Expression
+from headrace.kafka.browse.render import Renderer
+from headrace.kafka.browse.tail import Tail
+from headrace.kafka.browse.visibility import Visibility
+from headrace.kafka.client import HasBootstrap, connect
+from headrace.kafka.survey import Survey
+from headrace.kafka.write.producer import produce
 from headrace.runtime.waiting import eventually
-from headrace.transport.admin import Admin
-from headrace.transport.browse import Browser, Query
-from headrace.transport.client import HasBootstrap, connect
-from headrace.transport.expression import Expression
-from headrace.transport.groups import Groups
-from headrace.transport.offsets import Start
-from headrace.transport.produce import produce
-from headrace.transport.render import Look
-from headrace.transport.survey import Survey
-from headrace.transport.tail import Tail
-from headrace.transport.visibility import Fates
 from tests.records import wait_settled
 
 MakeTopic = Callable[..., str]
@@ -235,19 +234,19 @@ def test_records_that_flow_are_not_behind_a_transaction(
 def test_a_late_answer_about_one_topic_says_nothing_about_another(
     headrace_faults: Cluster, headrace_topic: MakeTopic
 ) -> None:
-    with Admin(headrace_faults) as admin, Survey(headrace_faults, patience_s=0.3) as survey:
+    with Kafka(headrace_faults) as admin, Survey(headrace_faults, timeout_s=0.3) as survey:
         kept, dropped = (admin.topic(headrace_topic(partitions=3, replication=1)) for _ in range(2))
         leader = kept.partitions[0].leader
         at = next(p.partition for p in dropped.partitions if p.leader == leader)
         transaction(headrace_faults, kept.name, ["kept"], "commit")
         transaction(headrace_faults, dropped.name, ["dropped"], "abort", partition=at)
-        fates = Fates(survey)
+        visibility = Visibility(survey)
 
         def fate_of_kept() -> str:
-            return fates.log(kept, 0, [0]).mark(0)[0]
+            return visibility.log(kept, 0, [0]).mark(0)[0]
 
         def fate_of_dropped() -> str:
-            return fates.log(dropped, at, [0]).mark(0)[0]
+            return visibility.log(dropped, at, [0]).mark(0)[0]
 
         def told(fate: str) -> str | None:
             return None if fate == "unknown" else fate
@@ -279,7 +278,7 @@ def test_markers_of_transactions_are_not_counted_as_records(
         assert producer.flush(30) == 0  # an abort takes back what was not sent yet
         producer.abort_transaction(30) if number == 7 else producer.commit_transaction(30)
     wait_settled(headrace_cluster.bootstrap, topic)  # the last marker is written behind the answer
-    with Admin(headrace_cluster) as admin:
+    with Kafka(headrace_cluster) as admin:
         described = admin.describe(topic)
         assert (described.offsets, browser.count(described)) == (95, 80)
         admin.clean_topic(topic)
@@ -293,8 +292,8 @@ def test_looking_leaves_no_group_behind(
     topic = headrace_topic()
     produce(headrace_cluster, topic, ["a"])
     browser.page(Query(topic))
-    with Groups(headrace_cluster) as groups:
-        assert not [g.group for g in groups.list() if g.group.startswith("headrace-")]
+    with Kafka(headrace_cluster) as kafka:
+        assert not [g.group for g in kafka.groups.list() if g.group.startswith("headrace-")]
 
 
 def test_what_is_not_there_is_said(browser: Browser, headrace_topic: MakeTopic) -> None:
@@ -325,7 +324,7 @@ def test_lines_are_those_of_consume(
 def test_a_tail_shows_what_is_written_from_now_on(headrace_cluster: HasBootstrap, headrace_topic: MakeTopic) -> None:
     topic = headrace_topic(partitions=2)
     produce(headrace_cluster, topic, ["before"])
-    tail = Tail(headrace_cluster, Query(topic, expression=Expression("value != 3")), (0, 1), Look())
+    tail = Tail(headrace_cluster, Query(topic, expression=Expression("value != 3")), (0, 1), Renderer())
     tail.start()
     try:
         # It begins at the end as of its first look; what is written until then belongs to before.

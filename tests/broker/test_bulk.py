@@ -14,8 +14,8 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from headrace.errors import UsageError
-from headrace.transport.bulk import BulkSender, Undelivered
-from headrace.transport.partitioner import partition_of
+from headrace.kafka.write.bulk import BulkSender, Undelivered
+from headrace.kafka.write.shaping import partition_of
 from tests.records import read
 
 BOTH_PATHS = pytest.mark.parametrize("rich", [False, True], ids=["native", "client"])
@@ -186,7 +186,7 @@ def test_values_without_as_many_keys_are_refused() -> None:
 
 INTERRUPTED = """
 import sys
-from headrace.transport.bulk import BulkSender
+from headrace.kafka.write.bulk import BulkSender
 sender = BulkSender({"bootstrap.servers": sys.argv[1]}, sys.argv[2], rich=sys.argv[3] == "rich")
 number = 0
 try:

@@ -19,17 +19,17 @@ from kafka import KafkaProducer
 
 from headrace.cluster import Cluster
 from headrace.errors import Failed, UsageError
+from headrace.kafka import Kafka
+from headrace.kafka.batches import headers_in
+from headrace.kafka.bounds import Start, Until
+from headrace.kafka.browse.browser import Browser, Query
+from headrace.kafka.client import Connection
+from headrace.kafka.read import member
+from headrace.kafka.read.consumer import ConsumeOptions, consume, consume_arrow, reading
+from headrace.kafka.read.records import Filter
+from headrace.kafka.write.producer import ProduceOptions, produce
+from headrace.kafka.write.shaping import Shaping
 from headrace.runtime.waiting import eventually
-from headrace.transport import member
-from headrace.transport.admin import Admin
-from headrace.transport.batches import headers_in
-from headrace.transport.browse import Browser, Query
-from headrace.transport.client import Connection
-from headrace.transport.consume import ConsumeOptions, consume, consume_arrow, reading
-from headrace.transport.offsets import Start, Until
-from headrace.transport.produce import ProduceOptions, produce
-from headrace.transport.records import Filter
-from headrace.transport.shaping import Shaping
 from tests.conftest import Headrace
 
 MakeTopic = Callable[..., str]
@@ -258,7 +258,7 @@ def test_expired_records_are_not_passed_over_in_silence(headrace_cluster: Cluste
     from confluent_kafka.admin import AdminClient
 
     client = AdminClient({"bootstrap.servers": headrace_cluster.bootstrap})
-    partitions = [p.partition for p in Admin(headrace_cluster).topic(thousand).partitions]
+    partitions = [p.partition for p in Kafka(headrace_cluster).topic(thousand).partitions]
     for future in client.delete_records([TopicPartition(thousand, p, 100) for p in partitions]).values():
         future.result()
     run = reading(headrace_cluster, [thousand], group=group)
@@ -506,7 +506,7 @@ def damage(
     """The batch with the offset has other bytes on the disk; its first and last offset."""
     from kafka.record.util import calc_crc32c
 
-    [leader] = [p.leader for p in Admin(cluster).topic(topic).partitions]
+    [leader] = [p.leader for p in Kafka(cluster).topic(topic).partitions]
     [path] = (cluster.home.node(f"broker-{leader}") / "data" / f"{topic}-0").glob("*.log")
     data = bytearray(path.read_bytes())
     at = 0

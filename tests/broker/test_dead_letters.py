@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from headrace.errors import UsageError
-from headrace.pipeline.dead_letters import FACTS, PREFIX, REDRIVEN, Letter, Span, Wanted, letters
-from headrace.pipeline.declaration import DeadLetters
-from headrace.pipeline.redrive import RedrivePlan, RedriveReport, read_edits, redrive, write_for_editing
-from headrace.transport.client import Connection, HasBootstrap
-from headrace.transport.consume import consume
-from headrace.transport.records import Record
-from headrace.transport.writer import Fenced
+from headrace.errors import Fenced, UsageError
+from headrace.kafka.client import Connection, HasBootstrap
+from headrace.kafka.read.consumer import consume
+from headrace.kafka.read.records import Record
+from headrace.pipeline.books.dead_letters import FACTS, PREFIX, REDRIVEN, Letter, Span, Wanted, letters
+from headrace.pipeline.books.redrive import RedrivePlan, RedriveReport, read_edits, redrive, write_for_editing
+from headrace.pipeline.declare.declaration import DeadLetters
 from tests.records import wait_settled
 
 MakeTopic = Callable[..., str]
@@ -225,11 +224,11 @@ def test_two_redrives_of_one_pipeline_cannot_be(box: Box) -> None:
 
 _CUT_OFF = """
     import os, signal, sys
-    from headrace.pipeline import redrive
-    from headrace.pipeline.dead_letters import Wanted, letters
-    from headrace.pipeline.declaration import DeadLetters
-    from headrace.transport.client import Connection
-    from headrace.transport.writer import Writer
+    from headrace.pipeline.books import redrive
+    from headrace.pipeline.books.dead_letters import Wanted, letters
+    from headrace.pipeline.declare.declaration import DeadLetters
+    from headrace.kafka.client import Connection
+    from headrace.kafka.write.writer import Writer
 
     bootstrap, dead, die_in = sys.argv[1], sys.argv[2], int(sys.argv[3])
     redrive._CHUNK_LETTERS = 20

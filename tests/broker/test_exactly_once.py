@@ -14,13 +14,13 @@ from collections.abc import Callable
 
 import pytest
 
-from headrace.errors import Failed, Unreachable
+from headrace.errors import Failed, Fenced, Unreachable
+from headrace.kafka.client import Connection, HasBootstrap
+from headrace.kafka.read.consumer import consume
+from headrace.kafka.write.exactly_once import MARKS, Mark, MarkedWriter, prepare, settle
+from headrace.kafka.write.shaping import partition_of
+from headrace.kafka.write.writer import Records
 from headrace.runtime.waiting import eventually
-from headrace.transport.client import Connection, HasBootstrap
-from headrace.transport.consume import consume
-from headrace.transport.exactly_once import MARKS, Mark, MarkedWriter, prepare, settle
-from headrace.transport.partitioner import partition_of
-from headrace.transport.writer import Fenced, Records
 from tests.records import wait_settled
 
 MakeTopic = Callable[..., str]
@@ -72,10 +72,10 @@ def test_a_batch_is_remembered(connection: Connection, headrace_topic: MakeTopic
 
 
 def test_the_topic_of_marks_is_compacted_and_made_once(connection: Connection) -> None:
-    from headrace.transport.admin import Admin
+    from headrace.kafka import Kafka
 
     prepare(connection)
-    configs = Admin(connection).topic_configs(MARKS)
+    configs = Kafka(connection).topic_configs(MARKS)
     assert configs["cleanup.policy"].value == "compact"
 
 
@@ -112,9 +112,9 @@ def test_a_writer_that_was_replaced_while_idle_is_told_with_its_first_record(
 
 _DYING = """
     import os, signal, sys
-    from headrace.transport.client import Connection
-    from headrace.transport.exactly_once import Mark, MarkedWriter
-    from headrace.transport.writer import Records
+    from headrace.kafka.client import Connection
+    from headrace.kafka.write.exactly_once import Mark, MarkedWriter
+    from headrace.kafka.write.writer import Records
 
     bootstrap, name, topic, point = sys.argv[1:]
 
@@ -123,11 +123,11 @@ _DYING = """
             os.kill(os.getpid(), signal.SIGKILL)
 
     class Dying(MarkedWriter):
-        def _ask(self, call):
+        def _call(self, call, failure=None):
             deciding = getattr(call, "__name__", "") == "commit_transaction"
             if deciding:
                 at("marked")
-            super()._ask(call)
+            super()._call(call, failure)
             if deciding:
                 at("committed")
 

@@ -14,11 +14,12 @@ import pytest
 
 from headrace.cluster import Cluster
 from headrace.errors import Failed, UsageError
+from headrace.kafka import Kafka, ResetTo
+from headrace.kafka.client import HasBootstrap, connect
+from headrace.kafka.groups import Groups
 from headrace.runtime.jars import JarCache, default_cache
 from headrace.runtime.java import find_java
 from headrace.runtime.waiting import eventually
-from headrace.transport.client import HasBootstrap, connect
-from headrace.transport.groups import Groups, ResetTo
 from tests.broker.shell import Shell
 
 MakeTopic = Callable[..., str]
@@ -34,8 +35,8 @@ def shell(headrace_cluster: HasBootstrap) -> Shell:
 
 @pytest.fixture
 def groups(headrace_cluster: HasBootstrap) -> Iterator[Groups]:
-    with Groups(headrace_cluster) as groups:
-        yield groups
+    with Kafka(headrace_cluster) as kafka:
+        yield kafka.groups
 
 
 @pytest.fixture
@@ -358,14 +359,14 @@ def test_a_group_that_two_brokers_name_is_listed_once(
     groups: Groups, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While its coordinator moves, the old one may still name the group."""
-    ask = groups._admin.ask_each
+    ask = groups._kafka.ask_each
 
     def by_all(brokers: Iterable[int], question: Callable[[Any, int], Any]) -> dict[int, Any]:
         answers = ask(brokers, question)
         everything = [listed for of_broker in answers.values() for listed in of_broker]
         return dict.fromkeys(answers, everything)
 
-    monkeypatch.setattr(groups._admin, "ask_each", by_all)
+    monkeypatch.setattr(groups._kafka, "ask_each", by_all)
     listed = groups.list()
     assert [found.group for found in listed] == sorted({found.group for found in listed})
     assert group in {found.group for found in listed}

@@ -25,12 +25,12 @@ from headrace.cluster.ports import is_free
 from headrace.cluster.spec import ClusterSpec, Node
 from headrace.errors import SetupError, TimedOut, Unreachable
 from headrace.home import Home, read_json, write_json
+from headrace.kafka import Kafka
 from headrace.progress import SILENT
 from headrace.runtime.jars import JarCache, default_cache
 from headrace.runtime.java import find_java
 from headrace.runtime.process import MARKER, Supervised
 from headrace.runtime.waiting import eventually
-from headrace.transport.admin import Admin
 from tests.conftest import Headrace, processes_of
 from tests.records import read, write
 
@@ -125,10 +125,10 @@ def test_where_there_is_no_room_for_a_lock_the_folder_is_locked(
 
 
 def test_a_broker_that_is_slow_to_tell_its_settings_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(_: object) -> Admin:
+    def nothing(_: object) -> Kafka:
         raise Unreachable("no Kafka answers", why="Timed out waiting for a node")
 
-    monkeypatch.setattr(settings, "Admin", nothing)
+    monkeypatch.setattr(settings, "Kafka", nothing)
     nodes = (Node("broker-1", 1, broker=True, controller=True),)
     with pytest.raises(TimedOut, match="they keep running"):  # which is what `up` leaves its nodes running for
         settings.require_in_force(ClusterSpec("id", "4.2.2", nodes, {}), {"num.partitions": "2"})

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace import Admin, produce
+from headrace import Kafka, produce
 from headrace.cluster import Cluster
 from headrace.cluster.losses import Loss, losses
 from headrace.cluster.segments import partitions_in, segments_in
@@ -21,7 +21,7 @@ def test_a_log_that_was_cut_off_is_named_and_filled_again(
 ) -> None:
     cluster, topic = headrace_faults, headrace_topic(replication=3)
     produce(cluster, topic, [f"record {number}" for number in range(3000)])
-    admin = Admin(cluster)
+    admin = Kafka(cluster)
     partition = admin.topic(topic).partitions[0]
     victim = next(broker for broker in partition.replicas if broker != partition.leader)
     # A follower hears of the high watermark with its next fetch, and notes it every five seconds.

@@ -20,19 +20,17 @@ from kafka import KafkaConsumer
 from headrace.cluster import Cluster
 from headrace.console import backend
 from headrace.errors import Failed, UsageError
-from headrace.monitor.look import Target
+from headrace.kafka import Kafka, transactions
+from headrace.kafka.client import connect
+from headrace.kafka.read.consumer import consume
+from headrace.kafka.write.inputs import InputOptions
+from headrace.kafka.write.librdkafka import TIMED_OUT
+from headrace.kafka.write.pace import Pace
+from headrace.kafka.write.producer import ProduceOptions, produce
+from headrace.kafka.write.shaping import Shaping, partition_of
+from headrace.kafka.write.undelivered import Undeliverable
+from headrace.monitor.poller import Target
 from headrace.runtime.waiting import eventually
-from headrace.transport import transactions
-from headrace.transport.admin import Admin
-from headrace.transport.client import connect
-from headrace.transport.consume import consume
-from headrace.transport.inputs import InputOptions
-from headrace.transport.librdkafka import TIMED_OUT
-from headrace.transport.pace import Pace
-from headrace.transport.partitioner import partition_of
-from headrace.transport.produce import ProduceOptions, produce
-from headrace.transport.shaping import Shaping
-from headrace.transport.undelivered import Undeliverable
 from tests.conftest import Headrace
 from tests.records import read
 
@@ -83,6 +81,14 @@ def test_headers_timestamps_and_tombstones(headrace_cluster: Cluster, headrace_t
     consumer.close()
     assert (first.timestamp, first.headers, first.key) == (1_600_000_000_000, [("source", b"test")], b"k")
     assert second.value is None
+
+
+def test_headers_are_given_in_the_call(headrace_cluster: Cluster, headrace_topic: MakeTopic) -> None:
+    topic = headrace_topic()
+    report = produce(headrace_cluster, topic, [{"n": 1}, {"n": 2}], headers={"source": "import", "raw": b"\xff"})
+    assert report.complete
+    found = list(consume(headrace_cluster, topic))
+    assert [record.headers for record in found] == [(("source", b"import"), ("raw", b"\xff"))] * 2
 
 
 def test_the_iris_table_goes_exactly_where_it_is_routed(
@@ -182,7 +188,7 @@ def test_the_reason_of_failed_deliveries_is_what_the_broker_refused_them_for(
     """librdkafka retries for as long as it may, and then says no more than that the time is over."""
     topic = headrace_topic(replication=3, min_insync_replicas=3)
     headrace_faults.kill("broker-3")
-    with Admin(headrace_faults) as admin:
+    with Kafka(headrace_faults) as admin:
         eventually(lambda: set(admin.topic(topic).partitions[0].isr) == {1, 2}, 60)
     (run.folder / "in.txt").write_text("one\ntwo\n" + "x" * 2_000_000 + "\nthree\n")
     where = ("--bootstrap", headrace_faults.bootstrap)
@@ -208,9 +214,9 @@ def test_the_reason_of_failed_deliveries_is_what_the_broker_refused_them_for(
     assert together.error is not None
     assert reason in str(together.error.why)
     monkeypatch.setattr(backend, "_DELIVERY_S", 2.0)
-    desk = backend.Desk(Target(connect(headrace_faults)), None, None)  # type: ignore[arg-type]
+    console = backend.Backend(Target(connect(headrace_faults)), None, None)  # type: ignore[arg-type]
     with pytest.raises(Failed) as refused:
-        desk._deliver(backend.NewRecord(topic, b"one"))
+        console._deliver(backend.NewRecord(topic, b"one"))
     assert reason in str(refused.value.why)
     # Who waits for one replica only is not refused for want of the others.
     assert Undeliverable(connect(headrace_faults), topic, {"acks": "1"}).reason(0, TIMED_OUT) == TIMED_OUT
@@ -238,7 +244,7 @@ def test_invalid_json_is_named_and_can_be_set_aside(
     stopped = run(*words)
     assert stopped.code == 1
     assert "in.ndjson, line 2" in stopped.err
-    assert "stopped behind record 1 of the input" in stopped.err
+    assert "stopped after record 1 of the input" in stopped.err
     assert "--skip 1" in stopped.err
     went_on = run(*words, "--on-bad", "set-aside", "--skip", 1)
     assert went_on.code == 0
@@ -366,7 +372,7 @@ def test_a_file_of_undelivered_records_that_cannot_be_written(
     done = run("produce", topic, *where, stdin="x" * 2_000_000 + "\ny\n")
     assert done.code == 1
     assert "1 record acknowledged, 1 failed, of 2 read" in done.err
-    assert "error: records that should be kept in /dev/full are not all there" in done.err
+    assert "error: not all records could be written to /dev/full" in done.err
     assert "why: No space left on device" in done.err
 
 

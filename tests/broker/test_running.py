@@ -19,9 +19,9 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.cluster import Cluster
 from headrace.errors import Unreachable
+from headrace.kafka import Kafka
 from headrace.runtime.jars import jar_lock
 from headrace.runtime.waiting import eventually
-from headrace.transport.admin import Admin
 from tests.conftest import Headrace, processes_of
 from tests.records import leaders, read, write
 
@@ -230,9 +230,9 @@ def test_config_tells_what_this_cluster_remembers(run: Headrace, home: Path, hea
 def test_during_an_election_there_is_no_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     partition = {"error": "[Error 6] NotLeaderForPartitionError", "leader_id": 0, "leader_epoch": 0}
     answer = {"topics": [{"partitions": [partition]}]}
-    monkeypatch.setattr(Admin, "ask_other", lambda *_: answer)
+    monkeypatch.setattr(Kafka, "ask_other", lambda *_: answer)
     with pytest.raises(Unreachable, match="no leader at the moment"):
-        Admin("127.0.0.1:1").quorum()
+        Kafka("127.0.0.1:1").quorum()
 
 
 def test_an_unknown_node_is_refused_with_those_that_exist(run: Headrace, home: Path) -> None:

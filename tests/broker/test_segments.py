@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import shutil
@@ -15,30 +14,23 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headrace import Admin, consume, produce, transaction
+from headrace import Kafka, consume, produce, transaction
 from headrace.cluster import Cluster
-from headrace.cluster.segments import (
-    CODECS,
-    Segment,
-    checksum_holds,
-    crc32c,
-    partitions_in,
-    removals,
-    segments_in,
-)
+from headrace.cluster.segments import Segment, partitions_in, removals, segments_in
 from headrace.cluster.unpack import unpack
 from headrace.errors import Failed, UsageError
+from headrace.kafka.batches import CODECS
+from headrace.kafka.survey import Survey
+from headrace.kafka.transactions import TransactionPlan, produce_in_transactions
+from headrace.kafka.write.producer import ProduceOptions
+from headrace.kafka.write.shaping import Shaping
 from headrace.runtime.waiting import eventually
-from headrace.transport.produce import ProduceOptions
-from headrace.transport.shaping import Shaping
-from headrace.transport.survey import Survey
-from headrace.transport.transactions import TransactionPlan, produce_in_transactions
 from tests.conftest import Headrace
-from tests.records import batch_of
+from tests.records import oversized_batch
 
 
 def folder_of(cluster: Cluster, topic: str, partition: int = 0) -> Path:
-    leader = Admin(cluster).topic(topic).partitions[partition].leader
+    leader = Kafka(cluster).topic(topic).partitions[partition].leader
     return partitions_in(cluster.home.node(f"broker-{leader}") / "data", topic)[partition]
 
 
@@ -53,7 +45,7 @@ def test_every_codec_gives_back_what_was_sent(
     (segment,) = segments_in(folder_of(headrace_cluster, topic))
     batches = list(segment.batches())
     assert {batch.codec for batch in batches} == {codec}
-    assert all(checksum_holds(segment.data(batch), batch) for batch in batches)
+    assert all(segment.checksum_holds(batch) for batch in batches)
     stored = [record for batch in batches for record in segment.records(batch)]
     read = list(consume(headrace_cluster, topic))
     assert [(r.offset, r.timestamp_ms, r.key, r.value, r.headers) for r in stored] == [
@@ -147,7 +139,7 @@ def test_damage_is_told_with_its_place(copied: Segment) -> None:
     data = bytearray(copied.log.read_bytes())
     data[batches[1].position + 70] ^= 0xFF
     copied.log.write_bytes(data)
-    assert [checksum_holds(copied.data(batch), batch) for batch in copied.batches()] == [True, False, True]
+    assert [copied.checksum_holds(batch) for batch in copied.batches()] == [True, False, True]
     data[batches[1].position + 16] = 1
     copied.log.write_bytes(data)
     with pytest.raises(Failed, match=f"byte {batches[1].position}"):
@@ -169,10 +161,6 @@ def test_the_empty_part_of_an_index_is_not_read(tmp_path: Path) -> None:
         os.truncate(index, 0)
         os.truncate(index, size)
         assert segment.index() == []
-
-
-def test_the_checksum_is_castagnolis() -> None:
-    assert crc32c(b"123456789") == 0xE3069283
 
 
 def test_what_retention_will_remove(headrace_cluster: Cluster, headrace_topic: Callable[..., str]) -> None:
@@ -209,7 +197,7 @@ def send(cluster: Cluster, topic: str, batch: bytes) -> None:
 
     data = ProduceRequest.TopicProduceData
     place = data(name=topic, partition_data=[data.PartitionProduceData(index=0, records=batch)])
-    with Admin(cluster) as admin, Survey(cluster, patience_s=30) as survey:
+    with Kafka(cluster) as admin, Survey(cluster, timeout_s=30) as survey:
         survey.metadata()
         request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=20_000, topic_data=[place], max_version=12)
         answer = survey.ask_once(admin.topic(topic).partitions[0].leader, request)
@@ -220,11 +208,8 @@ def test_the_command_names_a_batch_that_claims_too_much_and_goes_on(
     headrace_cluster: Cluster, headrace_topic: Callable[..., str], run: Headrace
 ) -> None:
     topic, home = headrace_topic(), headrace_cluster.home.root
-    value = bytes(70_000_000)
-    # Length, attributes, times and offsets of a record without a key, whose lengths are written as varints.
-    record = bytes.fromhex("92f6e0420000000180f6e042") + value + b"\0"
     produce(headrace_cluster, topic, ["before"])
-    send(headrace_cluster, topic, batch_of(gzip.compress(record, 6), "gzip"))
+    send(headrace_cluster, topic, oversized_batch())
     produce(headrace_cluster, topic, ["after"])
     lines = run("topic", "segments", topic, "--records", "--json", home=home)
     assert lines.code == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import subprocess
 import sys
@@ -14,18 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from headrace.cluster import Cluster
 from headrace.errors import AlreadyExists, Failed, UsageError
+from headrace.kafka import Kafka, bounds
+from headrace.kafka.client import Connection, HasBootstrap, connect
+from headrace.kafka.model import NewTopic
+from headrace.kafka.write.shaping import partition_of
 from headrace.runtime.jars import JarCache, default_cache
 from headrace.runtime.java import find_java
 from headrace.runtime.waiting import eventually
-from headrace.transport import offsets
-from headrace.transport.admin import Admin
-from headrace.transport.client import Connection, HasBootstrap, connect
-from headrace.transport.partitioner import partition_of
-from headrace.transport.topics import NewTopic
 from tests.broker.shell import Shell
 
 MakeTopic = Callable[..., str]
@@ -37,8 +38,8 @@ def shell(headrace_cluster: HasBootstrap) -> Shell:
 
 
 @pytest.fixture
-def admin(headrace_cluster: HasBootstrap) -> Iterator[Admin]:
-    with Admin(headrace_cluster) as admin:
+def admin(headrace_cluster: HasBootstrap) -> Iterator[Kafka]:
+    with Kafka(headrace_cluster) as admin:
         yield admin
 
 
@@ -72,14 +73,14 @@ def test_create_shows_what_was_made(shell: Shell) -> None:
     }
 
 
-def test_without_numbers_the_brokers_defaults_hold(shell: Shell, admin: Admin) -> None:
+def test_without_numbers_the_brokers_defaults_hold(shell: Shell, admin: Kafka) -> None:
     configs = admin.broker_configs(min(admin.live_brokers()))
     made = shell("topic", "create", new_name(), "--json").json
     assert made["partitions"] == int(configs["num.partitions"].value or 0)
     assert made["replication"] == int(configs["default.replication.factor"].value or 0)
 
 
-def test_an_assignment_places_each_replica(shell: Shell, admin: Admin) -> None:
+def test_an_assignment_places_each_replica(shell: Shell, admin: Kafka) -> None:
     name = new_name()
     assert shell("topic", "create", name, "--assignment", "3:1,1:2,2:3,2:1").code == 0
     found = admin.topic(name)
@@ -87,13 +88,13 @@ def test_an_assignment_places_each_replica(shell: Shell, admin: Admin) -> None:
     assert [p.leader for p in found.partitions] == [3, 1, 2, 2]
 
 
-def test_a_topic_is_visible_on_every_broker_as_soon_as_create_returns(admin: Admin) -> None:
+def test_a_topic_is_visible_on_every_broker_as_soon_as_create_returns(admin: Kafka) -> None:
     names = [new_name() for _ in range(5)]
     for name in names:
         admin.create_topics([NewTopic(name, 4, 3)])
         assert admin.describe(name).offsets == 0
         for address in admin.live_brokers().values():
-            with Admin(address) as another:
+            with Kafka(address) as another:
                 assert all(p.leader > 0 for p in another.topic(name).partitions)
 
 
@@ -112,7 +113,7 @@ def test_a_topic_is_visible_on_every_broker_as_soon_as_create_returns(admin: Adm
     ],
 )
 def test_what_cannot_be_created_is_said_in_words(
-    shell: Shell, admin: Admin, words: list[str], expected: list[str]
+    shell: Shell, admin: Kafka, words: list[str], expected: list[str]
 ) -> None:
     name = new_name()
     ran = shell("topic", "create", name, *words)
@@ -150,14 +151,14 @@ def test_many_who_need_the_same_topic_at_once_all_get_it(headrace_cluster: HasBo
     together = threading.Barrier(8)
 
     def ensure(partitions: int) -> bool:
-        with Admin(headrace_cluster) as own:
+        with Kafka(headrace_cluster) as own:
             together.wait()
             return own.ensure_topic(NewTopic(name, partitions, 1))
 
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(ensure, [1, 2] * 4))
     assert any(made)
-    with Admin(headrace_cluster) as own:
+    with Kafka(headrace_cluster) as own:
         assert len(own.topic(name).partitions) in {1, 2}
 
 
@@ -165,7 +166,7 @@ def _first_then(answers: Iterator[Any], ask: Callable[..., Any], *given: Any, **
     return next(answers, None) or ask(*given, **named)
 
 
-def test_a_create_that_was_repeated_by_the_client_is_a_create(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_create_that_was_repeated_by_the_client_is_a_create(admin: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first request made the topic and its answer was lost: the repeated one is told that the topic exists."""
     name = new_name()
     before = admin._metadata()
@@ -240,7 +241,7 @@ def test_a_missing_topic_comes_with_the_nearest_name(shell: Shell, headrace_topi
 
 def test_nobody_at_the_address_is_exit_4(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     # The same question with less patience.
-    monkeypatch.setattr("headrace.cli.topic._admin", lambda app: Admin(app.connection(), timeout_s=1))
+    monkeypatch.setattr("headrace.cli.topic._admin", lambda app: Kafka(app.connection(), timeout_s=1))
     ran = shell("topic", "list", bootstrap="127.0.0.1:1")
     assert (ran.code, "no Kafka answers at 127.0.0.1:1" in ran.err) == (4, True)
 
@@ -261,7 +262,7 @@ def test_the_address_can_come_from_a_properties_file(
 # -- alter and delete -------------------------------------------------------------------------------------------
 
 
-def test_alter_changes_partitions_and_settings(shell: Shell, headrace_topic: MakeTopic, admin: Admin) -> None:
+def test_alter_changes_partitions_and_settings(shell: Shell, headrace_topic: MakeTopic, admin: Kafka) -> None:
     name = headrace_topic(partitions=2, segment_ms="60000")
     ran = shell("topic", "alter", name, "--partitions", 5, "--set", "retention.ms=1000", "--unset", "segment.ms")
     assert ran.code == 0
@@ -284,7 +285,7 @@ def test_alter_changes_partitions_and_settings(shell: Shell, headrace_topic: Mak
     ],
 )
 def test_a_refused_alter_changes_nothing(
-    shell: Shell, headrace_topic: MakeTopic, admin: Admin, words: list[str], expected: str
+    shell: Shell, headrace_topic: MakeTopic, admin: Kafka, words: list[str], expected: str
 ) -> None:
     name = headrace_topic(partitions=3)
     before = admin.describe(name)
@@ -296,7 +297,7 @@ def test_a_refused_alter_changes_nothing(
 
 
 def test_delete_says_what_goes_asks_and_waits(
-    shell: Shell, headrace_topic: MakeTopic, headrace_cluster: HasBootstrap, admin: Admin
+    shell: Shell, headrace_topic: MakeTopic, headrace_cluster: HasBootstrap, admin: Kafka
 ) -> None:
     name, other = headrace_topic(partitions=2), headrace_topic()
     fill(headrace_cluster, name, 50)
@@ -313,13 +314,13 @@ def test_delete_says_what_goes_asks_and_waits(
         admin.topic(name)
 
 
-def test_one_unknown_name_keeps_delete_from_all(shell: Shell, headrace_topic: MakeTopic, admin: Admin) -> None:
+def test_one_unknown_name_keeps_delete_from_all(shell: Shell, headrace_topic: MakeTopic, admin: Kafka) -> None:
     name = headrace_topic()
     assert shell("topic", "delete", name, "no-such-topic-at-all", "--yes").code == 2
     assert admin.topic(name).name == name
 
 
-def test_a_deleted_topic_can_be_created_again_at_once(admin: Admin) -> None:
+def test_a_deleted_topic_can_be_created_again_at_once(admin: Kafka) -> None:
     name = new_name()
     for partitions in (1, 2, 3):
         admin.create_topics([NewTopic(name, partitions, 3)])
@@ -341,7 +342,7 @@ def test_clean_by_reading_counts_every_record_and_keeps_them(
 
 
 def test_clean_by_truncating_leaves_nothing_to_read(
-    shell: Shell, headrace_topic: MakeTopic, headrace_cluster: HasBootstrap, admin: Admin
+    shell: Shell, headrace_topic: MakeTopic, headrace_cluster: HasBootstrap, admin: Kafka
 ) -> None:
     name = headrace_topic(partitions=3)
     fill(headrace_cluster, name, 1000)
@@ -359,7 +360,7 @@ def test_clean_by_truncating_leaves_nothing_to_read(
 
 
 def test_reading_ends_behind_aborted_and_compacted_records(
-    headrace_topic: MakeTopic, headrace_cluster: HasBootstrap, admin: Admin
+    headrace_topic: MakeTopic, headrace_cluster: HasBootstrap, admin: Kafka
 ) -> None:
     name = headrace_topic(partitions=1)
     producer = connect(headrace_cluster).producer({"transactional.id": name})
@@ -404,7 +405,7 @@ def test_size_has_the_shape_of_a_series_and_adds_up(
     assert len(replicas) == 4
 
 
-def test_size_is_what_lies_on_the_disk(headrace_topic: MakeTopic, headrace_cluster: HasBootstrap, admin: Admin) -> None:
+def test_size_is_what_lies_on_the_disk(headrace_topic: MakeTopic, headrace_cluster: HasBootstrap, admin: Kafka) -> None:
     if not isinstance(headrace_cluster, Cluster):
         pytest.fail("the test looks into the folders of a local cluster")
     name = headrace_topic(partitions=1, replication=3)
@@ -426,7 +427,7 @@ def test_size_of_several_topics_and_of_all(shell: Shell, headrace_topic: MakeTop
 KEYS = ["", "1", "2", "3404", "a", "ab", "abc", "abcd", "abcde", "Zürich", "鍵", "x" * 1000, *map(str, range(100, 160))]
 
 
-def consumed_partitions(where: HasBootstrap, topic: str, count: int) -> dict[bytes, int]:
+def consumed_partitions(where: HasBootstrap, topic: str, count: int) -> dict[bytes | None, int]:
     consumer = connect(where).consumer({"group.id": topic, "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
     records = consumer.consume(count, timeout=30)
@@ -519,11 +520,11 @@ def test_a_broker_that_is_gone_holds_up_nothing(
 
 
 def test_a_broker_that_has_not_heard_of_a_topic_yet_does_not_deny_it(
-    headrace_cluster: HasBootstrap, headrace_topic: MakeTopic, admin: Admin, monkeypatch: pytest.MonkeyPatch
+    headrace_cluster: HasBootstrap, headrace_topic: MakeTopic, admin: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which broker is behind, and for how long, nobody can arrange: the first three answers are like those of one."""
-    name, answer, denials = headrace_topic(), Admin._found, iter("123")
-    monkeypatch.setattr(Admin, "_found", lambda self, name: None if next(denials, None) else answer(self, name))
+    name, answer, denials = headrace_topic(), Kafka._found, iter("123")
+    monkeypatch.setattr(Kafka, "_found", lambda self, name: None if next(denials, None) else answer(self, name))
     assert admin.topic(name).name == name
     assert next(denials, None) is None
     denials = iter("123")
@@ -532,7 +533,7 @@ def test_a_broker_that_has_not_heard_of_a_topic_yet_does_not_deny_it(
 
 
 def test_a_partition_without_leader_is_shown_and_not_cleaned(
-    headrace_faults: Cluster, shell: Shell, admin: Admin, monkeypatch: pytest.MonkeyPatch
+    headrace_faults: Cluster, shell: Shell, admin: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = new_name()
     admin.create_topics([NewTopic(name, assignment=[[1], [3]])])
@@ -547,20 +548,20 @@ def test_a_partition_without_leader_is_shown_and_not_cleaned(
     assert admin.describe(name).partitions[0].offsets is not None
 
     place = (name, 1)
-    monkeypatch.setattr(offsets, "_SETTLED_WITHIN_S", 0.5)
+    monkeypatch.setattr(bounds, "_SETTLED_WITHIN_S", 0.5)
     with pytest.raises(Failed, match=f"{name}/1 has no leader") as failed:
-        offsets.look_up(connect(headrace_faults), [place], offsets.Start("end"))
+        bounds.look_up(connect(headrace_faults), [place], bounds.Start("end"))
     assert failed.value.why == "broker 3 is down"
     # An election, or a restart, is waited for.
-    monkeypatch.setattr(offsets, "_SETTLED_WITHIN_S", 120)
+    monkeypatch.setattr(bounds, "_SETTLED_WITHIN_S", 120)
     with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(offsets.look_up, connect(headrace_faults), [place], offsets.Start("end"))
+        found = pool.submit(bounds.look_up, connect(headrace_faults), [place], bounds.Start("end"))
         headrace_faults.start(3)
         assert found.result(180)[place] > 0
 
 
 def test_preferred_leaders_are_elected_where_they_are_in_sync(
-    headrace_faults: Cluster, shell: Shell, admin: Admin
+    headrace_faults: Cluster, shell: Shell, admin: Kafka
 ) -> None:
     name, other = new_name(), new_name()
     admin.create_topics([NewTopic(name, assignment=[[3, 1], [1, 2]]), NewTopic(other, assignment=[[3, 2]])])
@@ -582,3 +583,25 @@ def test_preferred_leaders_are_elected_where_they_are_in_sync(
     assert name in missing.err
     assert (other, 0) in admin.elect_preferred().moved
     assert admin.topic(other).partitions[0].leader == 3
+
+
+# -- connections ------------------------------------------------------------------------------------------------
+
+
+def test_a_kafka_that_is_closed_leaves_no_connection(headrace_cluster: HasBootstrap, headrace_topic: MakeTopic) -> None:
+    """Of neither client: librdkafka's describes the topic, kafka-python's asks for its bytes and for the groups."""
+    topic = headrace_topic(partitions=3)
+    with Kafka(headrace_cluster) as kafka:
+        ports = {int(address.rpartition(":")[2]) for address in kafka.live_brokers().values()}
+
+    def connections() -> set[int]:
+        return {c.laddr.port for c in psutil.Process().net_connections("tcp") if c.raddr and c.raddr.port in ports}
+
+    gc.collect()
+    before = connections()
+    with Kafka(headrace_cluster) as kafka:
+        assert kafka.describe(topic).size_bytes == 0
+        assert kafka.quorum().voters
+        kafka.groups.list()
+        assert len(connections() - before) >= 2
+    eventually(lambda: not connections() - before, 10)

@@ -8,17 +8,17 @@ import pytest
 
 from headrace.cluster import Cluster
 from headrace.errors import Failed, UsageError
-from headrace.transport.consume import ConsumeOptions, consume
-from headrace.transport.inputs import InputOptions
-from headrace.transport.produce import produce
-from headrace.transport.shaping import Shaping
-from headrace.transport.transactions import (
+from headrace.kafka.read.consumer import ConsumeOptions, consume
+from headrace.kafka.transactions import (
     TransactionPlan,
     TransactionReport,
     _Transactional,
     produce_in_transactions,
     transaction,
 )
+from headrace.kafka.write.inputs import InputOptions
+from headrace.kafka.write.producer import produce
+from headrace.kafka.write.shaping import Shaping
 from tests.conftest import Headrace
 from tests.records import wait_settled
 
@@ -178,7 +178,7 @@ def test_a_run_that_stops_says_where_to_go_on(
     words = ("produce", topic, "--transaction", 2, "--bootstrap", headrace_cluster.bootstrap)
     stopped = run(*words, stdin='{"k":1}\n{"k":2}\n{"k":3}\n{"k":\n')
     assert stopped.code == 1
-    assert "stopped behind record 2 of the input" in stopped.err
+    assert "stopped after record 2 of the input" in stopped.err
     assert "correct the input, or add --on-bad skip, and repeat the command with --skip 2" in stopped.err
 
 
@@ -204,7 +204,7 @@ def test_what_has_no_meaning_in_a_transaction_is_refused(
     for words in (("--rate", 5), ("--producers", 2), ("--flush", "each")):
         done = run("produce", headrace_topic(), *where, *words, stdin="x")
         assert (done.code, done.out) == (2, "")
-        assert f"error: {words[0]} has no meaning in transactions" in done.err
+        assert f"error: {words[0]} is not supported in transactions" in done.err
 
 
 def test_a_block_whose_commit_is_refused_leaves_nothing_open(

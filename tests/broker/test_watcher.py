@@ -11,13 +11,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from kafka.record.util import calc_crc32c as crc32c
 
-from headrace import Admin, produce
+from headrace import Kafka, produce
 from headrace.cluster import Cluster
-from headrace.cluster.segments import crc32c
 from headrace.cluster.status import ClusterStatus
+from headrace.kafka.model import NewTopic
 from headrace.runtime.waiting import eventually
-from headrace.transport.topics import NewTopic
 from tests.conftest import Headrace, processes_of
 
 
@@ -120,7 +120,7 @@ def survives_hostile_bytes(cluster: Cluster) -> None:
     """The broker refuses what promises more than its heap holds, and takes the next record."""
     [node] = cluster.node_states()
     assert node.port
-    with Admin(cluster) as admin:
+    with Kafka(cluster) as admin:
         # Of the second one the broker packs every batch again, so it reads the records.
         admin.create_topics([NewTopic("hostile", 1, 1), NewTopic("repacked", 1, 1, {"compression.type": "lz4"})])
     requests = [produce_request("hostile", batch(promise, _SNAPPY)) for promise in _PROMISES]

@@ -27,6 +27,7 @@ from playwright.sync_api import (
     BrowserContext,
     ConsoleMessage,
     Dialog,
+    Error,
     Locator,
     Page,
     Request,
@@ -196,9 +197,20 @@ class Window:
             for moving in (".q-spinner", "[class*=-enter-active]", "[class*=-leave-active]"):
                 expect(self.page.locator(moving)).to_have_count(0)
             rules = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
-            found = Axe().run(self.page, place, {**rules, "resultTypes": ["violations"]}).response["violations"]
+            found = self._violations(place, rules)
             wrong = [f"{v['id']}: {node['html'][:200]}" for v in found for node in v["nodes"]]
             assert not wrong, f"{self.page.url}, {scheme}:\n" + "\n".join(wrong)
+
+    def _violations(self, place: dict[str, Any], rules: dict[str, Any]) -> Any:
+        for tries_left in (1, 0):
+            try:
+                return Axe().run(self.page, place, {**rules, "resultTypes": ["violations"]}).response["violations"]
+            except Error as error:
+                # A page that missed its server's heartbeats, on a machine that is too busy, loads itself again.
+                if "Execution context was destroyed" not in str(error) or not tries_left:
+                    raise
+                self.page.locator("main .page").wait_for()
+        return None
 
     def tile(self, label: str) -> Locator:
         """The value of the tile with that label."""

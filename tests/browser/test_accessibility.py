@@ -13,18 +13,17 @@ from kafka import TopicPartition
 from playwright.sync_api import Browser, expect
 
 from headrace.cluster import Cluster
+from headrace.kafka import Kafka
+from headrace.kafka.client import connect, kafka_python_client
+from headrace.kafka.write.producer import produce
 from headrace.runtime.waiting import eventually
-from headrace.transport.admin import Admin
-from headrace.transport.admin_clients import kafka_python_client
-from headrace.transport.client import connect
-from headrace.transport.produce import produce
 from tests.browser import driving
 from tests.browser.driving import ConsoleUnderTest, Window, logged_in
 from tests.browser.driving import window as open_window
 
 MakeTopic = Callable[..., str]
 
-PAGES = ("Overview", "Topics", "Records", "Groups", "Pipelines", "Brokers", "Schemas", "Connectors", "Timeline")
+PAGES = ("Overview", "Topics", "Records", "Groups", "Pipelines", "SQL", "Brokers", "Schemas", "Connectors", "Timeline")
 TABS = ("Partitions", "Records", "Settings", "Readers", "Segments", "Events")
 DIALOGS = (
     ("/topics", "Create topic"),
@@ -144,7 +143,7 @@ def test_the_preferred_leaders_are_elected(
     console: ConsoleUnderTest, headrace_cluster: Cluster, headrace_topic: MakeTopic, window: Window
 ) -> None:
     topic = headrace_topic(partitions=3)
-    with Admin(headrace_cluster) as admin:
+    with Kafka(headrace_cluster) as admin:
 
         def preferred() -> set[bool]:
             return {p.leader == p.replicas[0] for p in admin.topic(topic).partitions}

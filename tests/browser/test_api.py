@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from headrace.cluster import Cluster
+from headrace.kafka import Kafka
+from headrace.kafka.client import connect
+from headrace.kafka.write.producer import produce
 from headrace.runtime.waiting import eventually
-from headrace.transport.admin import Admin
-from headrace.transport.client import connect
-from headrace.transport.produce import produce
+from tests.broker.test_segments import send
 from tests.browser import driving
 from tests.browser.driving import ConsoleUnderTest
 from tests.conftest import Headrace
+from tests.records import oversized_batch
 
 MakeTopic = Callable[..., str]
 
@@ -36,8 +38,16 @@ def test_a_script_creates_fills_reads_and_deletes_a_topic(console: ConsoleUnderT
     assert found["configs"]["retention.ms"]["source"] == "default"
     assert console.ask("POST", f"/api/topics/{name}/clean").json()["offsets"] == 1
     assert console.ask("DELETE", f"/api/topics/{name}").status == 200
-    with Admin(headrace_cluster) as admin:
+    with Kafka(headrace_cluster) as admin:
         assert name not in {topic.name for topic in admin.topics()}
+
+
+def test_records_without_a_key_are_spread_over_the_partitions(
+    console: ConsoleUnderTest, headrace_topic: MakeTopic
+) -> None:
+    topic = headrace_topic(partitions=3)
+    wrote = [console.ask("POST", f"/api/topics/{topic}/records", {"value": str(n)}).json() for n in range(20)]
+    assert len({record["partition"] for record in wrote}) > 1
 
 
 def test_bytes_over_time_end_with_what_the_brokers_tell(
@@ -45,7 +55,7 @@ def test_bytes_over_time_end_with_what_the_brokers_tell(
 ) -> None:
     topic = headrace_topic(partitions=2)
     produce(headrace_cluster, topic, ("x" * 100 for _ in range(2000)))
-    with Admin(headrace_cluster) as admin:
+    with Kafka(headrace_cluster) as admin:
         stored = admin.topic_sizes([topic])[0].size_bytes
 
     def last() -> float | None:
@@ -54,6 +64,19 @@ def test_bytes_over_time_end_with_what_the_brokers_tell(
 
     eventually(lambda: last() == stored, 30)
     assert {"timestamp", "value"} == set(console.get(f"/api/topics/{topic}/bytes")["data"][0])
+
+
+def test_a_batch_that_claims_too_much_is_shown_without_its_plain_size(
+    console: ConsoleUnderTest, headrace_cluster: Cluster, headrace_topic: MakeTopic
+) -> None:
+    topic = headrace_topic()
+    produce(headrace_cluster, topic, ["plain"])
+    send(headrace_cluster, topic, oversized_batch())
+    path = f"/api/topics/{topic}/batches?segment=0"
+    eventually(lambda: console.ask("GET", path).status == 200, 30)
+    plain, oversized = console.get(path)
+    assert plain["plain_bytes"] == plain["size_bytes"]
+    assert (oversized["codec"], oversized["records"], oversized["plain_bytes"]) == ("gzip", 1, None)
 
 
 def test_groups_lag_and_a_reset_with_preview(
@@ -126,7 +149,8 @@ def test_errors_are_those_of_the_command_line(console: ConsoleUnderTest) -> None
     assert missing.json()["hint"] == "headrace topic create nope"
     wrong = console.ask("GET", "/api/topics/nope/records?where=value.x%20%3E")
     assert wrong.status == 400
-    assert "the expression is wrong" in wrong.json()["problem"]
+    assert "the condition 'value.x >' cannot be parsed" in wrong.json()["problem"]
+    assert wrong.json()["why"] == "a name or a value is expected where the end stands"
     assert console.ask("POST", "/api/nodes/broker-9/kill").status == 404
     assert console.ask("GET", "/api/schemas").json()["hint"] == "headrace up --with registry"
 

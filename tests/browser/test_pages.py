@@ -12,13 +12,12 @@ from typing import Any
 from playwright.sync_api import expect
 
 from headrace.cluster import Cluster
+from headrace.kafka import Kafka
+from headrace.kafka.client import connect
+from headrace.kafka.read.consumer import consume
+from headrace.kafka.write.pace import Pace
+from headrace.kafka.write.producer import ProduceOptions, produce
 from headrace.runtime.waiting import eventually
-from headrace.transport.admin import Admin
-from headrace.transport.client import connect
-from headrace.transport.consume import consume
-from headrace.transport.groups import Groups
-from headrace.transport.pace import Pace
-from headrace.transport.produce import ProduceOptions, produce
 from tests.browser.driving import ConsoleUnderTest, Window
 
 MakeTopic = Callable[..., str]
@@ -62,7 +61,7 @@ def test_the_overview_counts_what_there_is(
     headrace_topic(partitions=4)
     page = window.open("/")
     expect(page.locator(".bar .state")).to_have_text(re.compile("healthy|degraded|critical"))
-    with Admin(headrace_cluster) as admin:
+    with Kafka(headrace_cluster) as admin:
         expect(window.tile("Topics")).to_have_text(f"{len(admin.topics()):,}")
     for broker in (1, 2, 3):
         expect(page.get_by_role("link", name=f"broker {broker}")).to_be_visible()
@@ -93,7 +92,7 @@ def test_the_numbers_of_a_topic_are_kafkas_while_records_flow(
             for p in admin.describe(topic).partitions
         ]
 
-    with Admin(headrace_cluster) as admin:
+    with Kafka(headrace_cluster) as admin:
         eventually(lambda: shown() == kafkas(), 30)
         assert admin.describe(topic).offsets == written[0]
 
@@ -119,7 +118,7 @@ def test_a_topic_is_created_through_the_form(window: Window, headrace_cluster: C
     for word in ("Partitions", "5", "Replication", "3", "min.insync.replicas", "cleanup.policy", "3600000 (1 h 0 min)"):
         expect(summary).to_contain_text(word)
     expect(summary).to_contain_text("retention.bytes")
-    with Admin(headrace_cluster) as admin:
+    with Kafka(headrace_cluster) as admin:
         described = admin.describe(name)
     assert len(described.partitions) == 5
     assert described.configs["retention.ms"].value == "3600000"
@@ -148,7 +147,7 @@ def test_a_topic_is_altered_cleaned_and_deleted(
     page.get_by_label("Partitions (they can only grow)").fill("4")
     expect(page.get_by_text("Keys map to other partitions")).to_be_visible()
     page.get_by_role("dialog").get_by_role("button", name="Alter").click()
-    with Admin(headrace_cluster) as admin:
+    with Kafka(headrace_cluster) as admin:
         eventually(lambda: len(admin.topic(topic).partitions) == 4, 30)
         page.get_by_role("button", name="Clean").click()
         page.get_by_role("button", name="Delete the records").click()
@@ -282,26 +281,26 @@ def test_a_group_with_its_lag_members_and_a_reset(
     consumer.commit(first, asynchronous=False)
     page = window.open("/groups")
     page.get_by_role("link", name=group).click()
-    with Groups(headrace_cluster) as groups:
-        expect(window.tile("Lag")).to_have_text(f"{groups.describe(group).lag:,}")
+    with Kafka(headrace_cluster) as kafka:
+        expect(window.tile("Lag")).to_have_text(f"{kafka.groups.describe(group).lag:,}")
         expect(window.tile("State")).to_have_text("Stable")
         expect(window.card("Members")).to_contain_text("reader-1")
         page.get_by_role("button", name="Reset offsets").click()
         page.get_by_role("button", name="Preview").click()
         expect(page.get_by_role("dialog").locator(".problem")).to_contain_text("has 1 member: reader-1")
         consumer.close()
-        eventually(lambda: groups.describe(group).state == "Empty", 20)
+        eventually(lambda: kafka.groups.describe(group).state == "Empty", 20)
         page.get_by_role("button", name="Preview").click()
         plan = page.get_by_role("dialog").locator(".grid tbody tr")
         expect(plan).to_have_count(2)
         reset = page.get_by_role("dialog").get_by_role("button", name="Reset", exact=True)
         reset.click()
-        eventually(lambda: {o.committed for o in groups.describe(group).offsets or ()} == {0}, 30)
+        eventually(lambda: {o.committed for o in kafka.groups.describe(group).offsets or ()} == {0}, 30)
     expect(window.tile("Lag")).to_have_text("100")
 
 
 def _to(partition: int) -> ProduceOptions:
-    from headrace.transport.shaping import Shaping
+    from headrace.kafka.write.shaping import Shaping
 
     return ProduceOptions(shaping=Shaping(partition=partition))
 
@@ -326,7 +325,7 @@ def test_the_grid_shows_where_the_replicas_are(
             for broker in p.replicas
         }
 
-    with Admin(headrace_cluster) as admin:
+    with Kafka(headrace_cluster) as admin:
         eventually(lambda: drawn() == kafkas(), 30)  # a busy broker may leave the ISR for a moment
         assert len(drawn()) == 18
 

@@ -9,14 +9,12 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from headrace.cluster import Cluster
-from headrace.pipeline.driver import Driver
+from headrace.kafka import Kafka
+from headrace.kafka.read.consumer import consume
+from headrace.kafka.write.producer import produce
+from headrace.pipeline.background import Background
 from headrace.pipeline.pipeline import Pipeline
-from headrace.pipeline.status import status
 from headrace.runtime.waiting import eventually
-from headrace.transport.admin import Admin
-from headrace.transport.client import connect
-from headrace.transport.consume import consume
-from headrace.transport.produce import produce
 from tests.browser.driving import ConsoleUnderTest, Window, tile
 
 MakeTopic = Callable[..., str]
@@ -29,6 +27,10 @@ dead_letters = "{topic}.dead"
 trigger      = "1 second"
 expect       = {{ "is small" = "n < 100" }}
 into         = {{ delta = "tables/{name}" }}
+
+[views.{name}_counts]
+sql = "select n, count(*) as records from {name} group by n"
+key = "n"
 """
 
 
@@ -42,7 +44,7 @@ def pipeline(headrace_cluster: Cluster, headrace_topic: MakeTopic) -> Iterator[P
     try:
         yield Pipeline.from_file(file, name, home)
     finally:
-        Driver(home).end()
+        Background(home).end()
         file.unlink()
 
 
@@ -58,11 +60,19 @@ def test_a_pipeline_is_started_redriven_and_stopped(
 ) -> None:
     name, (topic,) = pipeline.name, pipeline.declaration.topics
     page = window.open("/pipelines")
-    card = page.locator("main .page section.card", has_text=name)
+    card = page.locator("main .page section.card", has=page.locator(".flow"), has_text=name)
     for word in (topic, "json", "1 rule", name, f"{topic}.dead"):
         expect(card.locator(".flow")).to_contain_text(word)
     expect(card.locator(".state")).to_have_text("never run")
     expect(tile(card, "Lag")).to_have_text("8")
+    graph = page.locator("main .page section.card", has_text="Graph")
+    expect(graph).to_contain_text(f"{name}_counts is made from {name}: never run")
+    expect(graph.get_by_role("img").first).to_have_attribute(
+        "aria-label", f"Data flow. {name}_counts is made from {name}: never run"
+    )
+    nodes = {(node["kind"], node["name"]): node for node in console.get("/api/graph")}
+    assert nodes["table", name]["inputs"] == [f"pipeline {name}"]
+    assert nodes["view", f"{name}_counts"]["level"] == 3
 
     act(card, "Start")
     expect(card.locator(".state")).to_have_text("running", timeout=120_000)
@@ -80,7 +90,7 @@ def test_a_pipeline_is_started_redriven_and_stopped(
         expect(letters).to_contain_text(word)
     letters.get_by_role("button", name="Redrive").click()
     expect(letters).to_contain_text(f"2 records to {topic}")
-    with Admin(headrace_cluster) as admin:
+    with Kafka(headrace_cluster) as admin:
         assert admin.describe(topic).offsets == 8, "a preview sends nothing"
     letters.get_by_role("button", name="Send them again").click()
     expect(letters.locator(".good-news")).to_have_text("2 records sent again")
@@ -91,7 +101,7 @@ def test_a_pipeline_is_started_redriven_and_stopped(
     expect(card.locator(".state")).to_have_text("stopped", timeout=60_000)
     produce(headrace_cluster, topic, ({"n": n} for n in range(5)))
     expect(tile(card, "Lag")).to_have_text("5")
-    told = status(connect(headrace_cluster), headrace_cluster.home, pipeline.declaration)
+    told = pipeline.status(headrace_cluster)
     rows = {(p.partition, p.processed, p.end, p.lag) for p in told.partitions}
     (view,) = (p for p in console.get("/api/pipelines") if p["name"] == name)
     assert {(o["partition"], o["offset"], o["end"], o["lag"]) for o in view["offsets"]} == rows

@@ -17,10 +17,10 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from headrace.cluster import Cluster
+from headrace.kafka import Kafka
+from headrace.kafka.client import connect
+from headrace.kafka.write.producer import produce
 from headrace.runtime.waiting import eventually
-from headrace.transport.admin import Admin
-from headrace.transport.client import connect
-from headrace.transport.produce import produce
 from tests.browser.driving import ConsoleUnderTest, Window, logged_in, running_console
 from tests.browser.driving import window as open_window
 from tests.conftest import Headrace
@@ -142,7 +142,7 @@ def test_changes_from_another_site_are_refused(console: ConsoleUnderTest, headra
     for headers in refused:
         answer = console.ask("POST", "/api/topics", {"name": name}, token=False, headers=headers)
         assert answer.status == 403, headers
-    with Admin(headrace_cluster) as admin:
+    with Kafka(headrace_cluster) as admin:
         assert name not in {topic.name for topic in admin.topics()}
     allowed = {"Cookie": cookie, "Origin": ours, "X-CSRF-Token": csrf}
     assert console.ask("POST", "/api/topics", {"name": name}, token=False, headers=allowed).status == 201
@@ -262,7 +262,7 @@ def test_a_session_of_a_read_only_console_is_worthless_at_the_other_of_its_home(
         folder = home / "console" / "foreground"
         assert (folder / "token").read_text().strip() == console.token
         assert (folder / f"port-{limited.port}" / "token").read_text().strip() == limited.token
-    with Admin(headrace_cluster) as admin:
+    with Kafka(headrace_cluster) as admin:
         assert name not in {topic.name for topic in admin.topics()}
 
 

@@ -16,9 +16,10 @@ import pytest
 from headrace.cli import cli
 from headrace.cluster import Cluster
 from headrace.config import KEYS
-from headrace.transport.admin import Admin
-from headrace.transport.consume import consume
-from headrace.transport.produce import produce
+from headrace.kafka import Kafka
+from headrace.kafka.read.consumer import consume
+from headrace.kafka.write.producer import produce
+from headrace.runtime.jars import jar_lock
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -46,6 +47,24 @@ def test_what_the_pages_teach_is_public() -> None:
     deeper = re.compile(r"^\s*from (headrace\.(?!samples\b)[\w.]+) import", re.MULTILINE)
     found = {page.name: deeper.findall(code) for page in PAGES for code in python_blocks(page)}
     assert {name: modules for name, modules in found.items() if modules} == {}
+
+
+def test_the_sizes_of_downloads_are_those_of_the_lock_file() -> None:
+    sets = {name: set(artifacts) for name, artifacts in jar_lock().items()}
+    sets["connect"] |= sets.pop("connect-plugins")
+    kafka = sets.pop("kafka")
+    size_mb = {name: sum(a.size for a in artifacts - kafka) / 1e6 for name, artifacts in sets.items()}
+    size_mb["kafka"] = sum(a.size for a in kafka) / 1e6
+    rows = {"kafka": "up`: Kafka", "registry": "--with registry", "connect": "--with connect", "spark": "pipeline run",
+            "tools": "lab tool"}  # fmt: skip
+    page, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/install.md", "README.md"))
+    for name, row in rows.items():
+        said = re.search(rf"{re.escape(row)}.*\| ([\d.]+) MB", page)
+        assert said, name
+        assert float(said[1]) == pytest.approx(size_mb[name], abs=0.5), name
+    names = {"kafka": "Kafka", "registry": "the schema registry", "connect": "Connect", "spark": "pipelines"}
+    for name, words in names.items():
+        assert f"{size_mb[name]:.0f} MB for {words}" in readme
 
 
 def test_every_command_is_told_of_outside_the_reference() -> None:
@@ -92,7 +111,7 @@ _ON_A_KAFKA = [page for page in PAGES if page.name not in _ELSEWHERE and python_
 @pytest.mark.parametrize("page", _ON_A_KAFKA, ids=lambda page: page.name)
 def test_the_examples_of_the_page_run(page: Path, headrace_cluster: Cluster, tmp_path: Path) -> None:
     """As a reader pastes them, on a Kafka where a group named "reporting" has read something."""
-    admin = Admin(headrace_cluster)
+    admin = Kafka(headrace_cluster)
     before = {topic.name for topic in admin.topics()}
     produce(headrace_cluster, "reports", ["one"], create=True)
     list(consume(headrace_cluster, "reports", group="reporting"))
@@ -111,12 +130,15 @@ def test_the_examples_of_pipelines_and_tables_run(tmp_path: Path) -> None:
         r"^```toml\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
     (tmp_path / "headrace.toml").write_text(declaration, encoding="utf-8")
-    (pipeline,), (table,) = (python_blocks(ROOT / "docs" / page) for page in ("pipelines.md", "tables.md"))
+    (pipeline, _), (table,) = (python_blocks(ROOT / "docs" / page) for page in ("pipelines.md", "tables.md"))
     try:
-        run_python(pipeline, tmp_path)
+        run, lag, group, sent = run_python(pipeline, tmp_path).splitlines()
     finally:
         Cluster(tmp_path / "demo").down(wipe=True)
-    # One sale is in the table, the other broke a rule.
+    # One sale is in the table, the other broke a rule and was sent again.
+    assert run == "2 read: 1 written, 1 dead; balanced"
+    assert group.startswith("1 is positive ")
+    assert (sent, lag) == ("sent again: 1", "lag: 0")
     assert run_python(table, tmp_path).startswith("1 shop: string")
 
 

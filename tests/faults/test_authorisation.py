@@ -16,11 +16,11 @@ from confluent_kafka.admin import (
 )
 
 from headrace.cluster import Cluster
-from headrace.transport.admin import Admin, NewTopic
-from headrace.transport.client import connect
-from headrace.transport.librdkafka import TIMED_OUT
-from headrace.transport.produce import produce
-from headrace.transport.undelivered import Undeliverable
+from headrace.kafka import Kafka, NewTopic
+from headrace.kafka.client import connect
+from headrace.kafka.write.librdkafka import TIMED_OUT
+from headrace.kafka.write.producer import produce
+from headrace.kafka.write.undelivered import Undeliverable
 from tests.conftest import Headrace
 
 _AUTHORIZER = {
@@ -50,7 +50,7 @@ def cluster(home: Path) -> Cluster:
 
 
 def test_a_refused_record_is_kept_with_the_reason(cluster: Cluster, home: Path, run: Headrace) -> None:
-    Admin(cluster).create_topics([NewTopic("secret")])
+    Kafka(cluster).create_topics([NewTopic("secret")])
     rule(cluster.bootstrap, "secret", AclOperation.WRITE, AclPermissionType.DENY)
     hidden = run("produce", "secret", home=home, stdin="hi")
     assert hidden.code == 1

@@ -9,7 +9,7 @@ from itertools import count, pairwise
 from types import TracebackType
 from typing import Any
 
-from headrace.transport.client import HasBootstrap, connect
+from headrace.kafka.client import HasBootstrap, connect
 
 _KEYS_PER_PARTITION = 4
 

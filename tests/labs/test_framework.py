@@ -117,7 +117,7 @@ def test_the_defaults_of_every_parameter_are_in_its_range() -> None:
 
 def test_labs_that_kill_nodes_run_alone_and_services_come_late() -> None:
     waiting, front, alone = ordered(every_lab())
-    assert {lab.name for lab in waiting} == {"concurrent", "flush", "iris", "transactions"}
+    assert {lab.name for lab in waiting} == {"concurrent", "flush", "groups", "iris", "transactions"}
     assert not any(lab.needs.faults for lab in [*waiting, *front])
     assert [bool(lab.needs.services) for lab in front] == sorted(bool(lab.needs.services) for lab in front)
     assert {"replication", "controller", "racks", "semantics"} <= {lab.name for lab in alone}
@@ -219,7 +219,7 @@ class _Clusters:
 
     def cluster_for(self, *_: Any) -> Any:
         spec = SimpleNamespace(bootstrap="", brokers=(), kafka_version="", services=())
-        return SimpleNamespace(spec=spec, nodes=(), node_states=list, home=self.home)
+        return SimpleNamespace(spec=spec, node_states=list, home=self.home, log_sizes=dict, logged_since=lambda *_: {})
 
     def is_own(self, _: Any) -> bool:
         return True
@@ -232,7 +232,7 @@ def run_alone(home: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[Workbe
     monkeypatch.setattr(runner, "Clusters", _Clusters)
     act.__module__ = "tests.labs.made"
     monkeypatch.setitem(sys.modules, act.__module__, ModuleType(act.__module__, "A lab."))
-    listener: Any = SimpleNamespace(began=lambda *_: None, told=lambda *_: None, ended=lambda *_: None)
+    listener: Any = SimpleNamespace(began=lambda *_: None, entry=lambda *_: None, ended=lambda *_: None)
     with suppress(KeyboardInterrupt):
         runner.run_labs(Home(home), [Lab("S0", ("S0.1",), act)], runner.RunOptions(), listener)
     (result,) = kept_results(Home(home), ("made",))
@@ -291,7 +291,7 @@ def test_a_lab_that_does_not_stop_in_time_says_that_it_was_interrupted(
     for name, act in (("concurrent", beside), ("quickstart", at_work)):
         act.__module__ = find_lab(name).run.__module__
         labs.append(Lab("S2", ("S2.E",), act, waits=act is beside))
-    listener: Any = SimpleNamespace(began=lambda *_: None, told=lambda *_: None, ended=lambda *_: None)
+    listener: Any = SimpleNamespace(began=lambda *_: None, entry=lambda *_: None, ended=lambda *_: None)
     with pytest.raises(KeyboardInterrupt):
         runner.run_labs(Home(tmp_path), labs, runner.RunOptions(), listener)
     found = {one.name: one.reason for one in kept_results(Home(tmp_path), ("concurrent", "quickstart"))}
@@ -342,7 +342,7 @@ def test_the_files_of_several_labs_go_into_one_folder(run: Headrace) -> None:
         done = run("lab", "files", name, "--json")
         assert (done.code, "headrace.toml" in done.json()["written"]) == (0, written)
     toml = run.folder / "headrace.toml"
-    assert set(tomllib.loads(toml.read_text())["pipelines"]) == {"iris", "taxi"}
+    assert set(tomllib.loads(toml.read_text())["pipelines"]) == {"boroughs", "iris", "taxi"}
     # What says something else is neither changed nor passed over.
     toml.write_text(toml.read_text().replace("mean_length", "length"))
     (run.folder / "ride.v1.avsc").unlink()
@@ -357,7 +357,7 @@ def test_a_subject_of_the_users_keeps_its_name(monkeypatch: pytest.MonkeyPatch) 
     def found(**answers: Any) -> Any:
         return lambda *_: nullcontext(SimpleNamespace(**answers))
 
-    monkeypatch.setattr(clusters, "Admin", found(topics=lambda: [SimpleNamespace(name="mine")]))
+    monkeypatch.setattr(clusters, "Kafka", found(topics=lambda: [SimpleNamespace(name="mine")]))
     monkeypatch.setattr(clusters, "Registry", found(subjects=lambda *, deleted: ["rides.v1-value"] if deleted else []))
     cluster: Any = SimpleNamespace(registry="")
     assert clusters._taken(cluster, find_lab("upgrade").needs) == {"mine", "rides.v1"}

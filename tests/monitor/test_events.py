@@ -6,16 +6,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from headrace.connect import Task
+from headrace.kafka import Member, Partition, Quorum
 from headrace.monitor.events import changes
 from headrace.monitor.snapshot import (
     BrokerView,
     ConnectorView,
     GroupView,
-    MemberView,
-    PartitionView,
-    QuorumView,
     Snapshot,
-    TaskView,
     TopicView,
 )
 
@@ -29,7 +27,7 @@ def broker(number: int, state: Any = "up") -> BrokerView:
 
 def topic(name: str, *partitions: tuple[int, tuple[int, ...]]) -> TopicView:
     made = tuple(
-        PartitionView(partition=at, leader=leader, replicas=(1, 2, 3), isr=isr)
+        Partition(partition=at, leader=leader, replicas=(1, 2, 3), isr=isr)
         for at, (leader, isr) in enumerate(partitions)
     )
     return TopicView(
@@ -40,7 +38,7 @@ def topic(name: str, *partitions: tuple[int, tuple[int, ...]]) -> TopicView:
 
 def group(name: str, state: str = "Stable", **owned: tuple[tuple[str, int], ...]) -> GroupView:
     members = tuple(
-        MemberView(member_id=f"{client}-id", client_id=client, host="h", instance_id=None, partitions=places)
+        Member(member_id=f"{client}-id", client_id=client, host="h", instance_id=None, partitions=places)
         for client, places in owned.items()
     )
     return GroupView(group=name, type="classic", state=state, protocol="consumer", coordinator=1, members=members)
@@ -101,7 +99,7 @@ def test_topics_come_grow_and_go() -> None:
 
 
 def test_the_controller_moves() -> None:
-    one = QuorumView(leader_id=1, leader_epoch=3, high_watermark=5, voters=())
+    one = Quorum(leader_id=1, leader_epoch=3, high_watermark=5, voters=())
     before, after = snapshot(quorum=one), snapshot(quorum=replace(one, leader_id=3, leader_epoch=4))
     assert told(before, after) == [("controller", "warning", "controller: 1 → 3 (epoch 4)")]
     assert told(before, snapshot(quorum=None)) == [], "not to know is no change"
@@ -128,7 +126,7 @@ def test_nothing_is_concluded_from_a_look_that_reached_nobody() -> None:
 
 def test_a_connector_fails() -> None:
     def connector(state: str) -> ConnectorView:
-        task = TaskView(task=0, state=state, worker="w")
+        task = Task(task=0, state=state, worker="w")
         return ConnectorView(name="lines", kind="source", state="RUNNING", worker="w", tasks=(task,))
 
     before, after = snapshot(connectors=(connector("RUNNING"),)), snapshot(connectors=(connector("FAILED"),))

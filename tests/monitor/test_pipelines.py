@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 from headrace.home import Home
+from headrace.kafka import Partition
+from headrace.kafka.client import Connection
 from headrace.monitor import prometheus_text
 from headrace.monitor.pipelines import PipelineWatch
-from headrace.monitor.snapshot import PartitionView, PipelineView, Snapshot, TopicView
-from headrace.transport.client import Connection
+from headrace.monitor.snapshot import PipelineView, Snapshot, TopicView
 
 _RIGHT = """
 [pipelines.right]
@@ -27,7 +28,7 @@ into   = { delta = "tables/orders" }
 
 def snapshot(*pipelines: PipelineView, ends: tuple[int | None, ...] = (5, 7)) -> Snapshot:
     partitions = tuple(
-        PartitionView(partition=n, leader=1, replicas=(1,), isr=(1,), begin=2, end=end) for n, end in enumerate(ends)
+        Partition(partition=n, leader=1, replicas=(1,), isr=(1,), begin=2, end=end) for n, end in enumerate(ends)
     )
     orders = TopicView(
         name="orders", internal=False, partitions=partitions, replication=1, under_replicated=0, offline=0

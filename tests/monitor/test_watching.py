@@ -13,18 +13,16 @@ from typing import Any
 import pytest
 
 from headrace.cluster import Cluster
+from headrace.kafka import Broker, Kafka, Start, survey
+from headrace.kafka.client import HasBootstrap, connect
+from headrace.kafka.survey import Survey, leaders_of
+from headrace.kafka.write.producer import produce
 from headrace.monitor import prometheus_text
 from headrace.monitor.history import History
-from headrace.monitor.look import Looker, Target
+from headrace.monitor.poller import Poller, Target
 from headrace.monitor.sampler import Sampler
 from headrace.monitor.snapshot import Snapshot
 from headrace.runtime.waiting import eventually
-from headrace.transport import survey
-from headrace.transport.admin import Admin
-from headrace.transport.client import HasBootstrap, connect
-from headrace.transport.groups import Groups
-from headrace.transport.produce import produce
-from headrace.transport.survey import EARLIEST, LATEST, Survey, leaders_of
 
 MakeTopic = Callable[..., str]
 
@@ -42,7 +40,7 @@ def sampler(headrace_cluster: HasBootstrap, tmp_path: Path) -> Iterator[Sampler]
 
 def look(sampler: Sampler, *, times: int = 1) -> Snapshot:
     for _ in range(times):
-        sampler._looker.everything_is_due()
+        sampler._poller.everything_is_due()
         found = sampler.sample()
     return found
 
@@ -50,19 +48,19 @@ def look(sampler: Sampler, *, times: int = 1) -> Snapshot:
 def test_a_survey_tells_what_the_admin_tells(headrace_cluster: HasBootstrap, headrace_topic: MakeTopic) -> None:
     topic = headrace_topic(partitions=4)
     produce(headrace_cluster, topic, (str(n) for n in range(1000)))
-    with Survey(headrace_cluster) as survey, Admin(headrace_cluster) as admin:
+    with Survey(headrace_cluster) as survey, Kafka(headrace_cluster) as admin:
         seen = survey.metadata()
         described = admin.describe(topic)
         assert {b.broker_id for b in seen.brokers if not b.fenced} == set(admin.live_brokers())
-        assert [(p.partition, p.leader, p.replicas, set(p.isr)) for p in seen.topics[topic]] == [
+        assert [(p.partition, p.leader, p.replicas, set(p.isr)) for p in seen.topics[topic].partitions] == [
             (p.partition, p.leader, p.replicas, set(p.isr)) for p in described.partitions
         ]
-        leaders = leaders_of(seen.topics, lambda name: name == topic)
-        assert sum(survey.offsets(leaders, LATEST).values()) == 1000
-        assert sum(survey.offsets(leaders, EARLIEST).values()) == 0
+        leaders = leaders_of([seen.topics[topic]])
+        assert sum(survey.offsets(leaders, Start("end")).values()) == 1000
+        assert sum(survey.offsets(leaders, Start("beginning")).values()) == 0
         disks = survey.disks(b.broker_id for b in seen.brokers)
         assert sum(disk.partitions.get((topic, p), 0) for disk in disks.values() for p in range(4)) == sum(
-            count or 0 for p in described.partitions for count in p.size.replica_bytes.values()
+            count or 0 for p in described.partitions for count in p.replica_bytes
         )
         assert survey.quorum() is not None
 
@@ -80,8 +78,8 @@ def test_a_snapshot_has_the_numbers_of_the_cluster(
         messages = eventually(lambda: consumer.consume(200, 1.0), 20)
         consumer.commit(messages[-1], asynchronous=False)
         now = look(sampler)
-        with Admin(headrace_cluster) as admin, Groups(headrace_cluster) as groups:
-            described, wanted = admin.describe(topic), groups.describe(group)
+        with Kafka(headrace_cluster) as admin, Kafka(headrace_cluster) as kafka:
+            described, wanted = admin.describe(topic), kafka.groups.describe(group)
         view, of_group = now.topics[topic], now.groups[group]
         assert view.offsets == described.offsets == 900
         assert view.size_bytes == described.size_bytes
@@ -124,14 +122,14 @@ def test_rates_and_lag_in_seconds_follow_the_records(
 ) -> None:
     topic, group = headrace_topic(), f"group-{uuid.uuid4().hex[:8]}"
     consumer = connect(headrace_cluster).consumer({"group.id": group, "enable.auto.commit": False})
-    from headrace.transport.groups import PlannedOffset
+    from headrace.kafka import PlannedOffset
 
-    with Groups(headrace_cluster) as groups:
+    with Kafka(headrace_cluster) as kafka:
         produce(headrace_cluster, topic, ["first"])
         consumer.subscribe([topic])
         eventually(lambda: consumer.poll(0.2) is None and bool(consumer.assignment()), 20)
         consumer.close()
-        groups.reset(group, [PlannedOffset(topic, 0, None, 1)])
+        kafka.groups.reset(group, [PlannedOffset(topic, 0, None, 1)])
         eventually(lambda: group in look(sampler).groups, 10)
         assert sampler.latest.groups[group].lag_s == 0
         produce(headrace_cluster, topic, (str(n) for n in range(500)))
@@ -141,7 +139,7 @@ def test_rates_and_lag_in_seconds_follow_the_records(
         assert not behind.groups[group].lag_s_at_least
         first = behind.groups[group].lag_s or 0.0
         eventually(lambda: (look(sampler).groups[group].lag_s or 0) > first + 0.5, 10)
-        groups.reset(group, [PlannedOffset(topic, 0, None, 501)])
+        kafka.groups.reset(group, [PlannedOffset(topic, 0, None, 501)])
         caught_up = look(sampler, times=2).groups[group]
         assert (caught_up.lag, caught_up.lag_s) == (0, 0)
         assert (caught_up.read_per_s or 0) > 0
@@ -153,9 +151,9 @@ def test_rates_and_lag_in_seconds_follow_the_records(
 def test_a_foreign_broker_that_the_controller_gave_up_is_down(
     monkeypatch: pytest.MonkeyPatch, fenced: bool, quiet: bool, state: str
 ) -> None:
-    looker = Looker(Target(connect("127.0.0.1:1")), None)  # type: ignore[arg-type]
-    monkeypatch.setattr(looker.survey, "quiet", lambda _: quiet)
-    assert looker._state(survey.SeenBroker(1, "127.0.0.1", 1, None, fenced), None) == state
+    poller = Poller(Target(connect("127.0.0.1:1")), None)  # type: ignore[arg-type]
+    monkeypatch.setattr(poller.survey, "quiet", lambda _: quiet)
+    assert poller._state(Broker(1, "127.0.0.1", 1, None, fenced), None) == state
 
 
 # kafka-python leaves the sockets of refused connections to the garbage collector.
@@ -198,8 +196,8 @@ def test_groups_stay_while_their_coordinator_is_away(
     eventually(lambda: all(b.state == "up" for b in watched().brokers), 60)
     assert not [event for event in sampler.history.events() if event.group in names]
     monkeypatch.undo()
-    with Groups(headrace_faults) as groups:
-        groups.delete([f"{prefix}-0"])
+    with Kafka(headrace_faults) as kafka:
+        kafka.groups.delete([f"{prefix}-0"])
     eventually(lambda: f"{prefix}-0" not in look(sampler).groups, 30)
     assert [event.text for event in sampler.history.events(group=f"{prefix}-0")] == [f"group {prefix}-0 is gone"]
 

@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from headrace.cluster import Cluster
-from headrace.transport.admin import Admin, NewTopic
-from headrace.transport.schemas import Registry, Schema
+from headrace.kafka import Kafka, NewTopic
+from headrace.schemas.registry import Registry, Schema
 from tests.conftest import Done, Headrace
 
 RIDE: dict[str, Any] = {
@@ -78,7 +78,7 @@ def theirs(cluster: Cluster) -> Iterator[SchemaRegistryClient]:
 @pytest.fixture
 def topic(cluster: Cluster) -> str:
     name = f"rides-{uuid.uuid4().hex[:12]}"
-    Admin(cluster).create_topics([NewTopic(name, 1, 1)])
+    Kafka(cluster).create_topics([NewTopic(name, 1, 1)])
     return name
 
 

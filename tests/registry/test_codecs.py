@@ -19,13 +19,13 @@ from google.protobuf.message_factory import GetMessageClass
 
 from headrace.cluster import Cluster
 from headrace.errors import CodecError, Unreachable
-from headrace.transport.codec import VALUE_HEADER, Decoded, SchemaCodec, open_codec
-from headrace.transport.codec.proto_text import parse_proto
-from headrace.transport.consume import ConsumeOptions, consume
-from headrace.transport.produce import ProduceOptions, produce
-from headrace.transport.records import Record
-from headrace.transport.schemas import Registry, Schema
-from headrace.transport.shaping import Shaping
+from headrace.kafka.read.consumer import ConsumeOptions, consume
+from headrace.kafka.read.records import Record
+from headrace.kafka.write.producer import ProduceOptions, produce
+from headrace.kafka.write.shaping import Shaping
+from headrace.schemas import VALUE_HEADER, Decoded, SchemaCodec, open_codec
+from headrace.schemas.codec.proto_text import parse_proto
+from headrace.schemas.registry import Registry, Schema
 from tests.conftest import Done
 from tests.records import read
 from tests.registry.conftest import RIDE, RIDE_KEY, RIDE_WITH_TEXT, RIDE_WITH_TIP, avro, ride
@@ -256,7 +256,7 @@ def test_an_id_in_the_header_is_read(cluster: Cluster, registry: Registry, topic
 
 
 def test_known_schemas_go_on_without_the_registry_and_unknown_ones_fail_loudly(cluster: Cluster, topic: str) -> None:
-    with Registry(cluster.registry, patience_s=0.5) as registry, Registry(cluster.registry, patience_s=0.5) as empty:
+    with Registry(cluster.registry, retry_for_s=0.5) as registry, Registry(cluster.registry, retry_for_s=0.5) as empty:
         codec = codec_of(registry, topic, RIDE)
         send(cluster, topic, [ride(1)], codec)
         options = ConsumeOptions(value_codec=codec)

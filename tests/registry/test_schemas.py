@@ -18,7 +18,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from headrace.cluster import Cluster
 from headrace.errors import Incompatible, Unreachable, UsageError
-from headrace.transport.schemas import Reference, Registry, Schema
+from headrace.schemas.registry import Reference, Registry, Schema
 from tests.conftest import Done
 from tests.registry.conftest import RIDE, RIDE_WITH_TEXT, RIDE_WITH_TIP, avro
 
@@ -167,7 +167,7 @@ def test_fifty_registrations_at_once_of_ten_schemas_give_ten_ids(cluster: Cluste
 
 
 def test_a_killed_registry_leaves_the_cache_and_comes_back_with_the_same_ids(cluster: Cluster, subject: str) -> None:
-    with Registry(cluster.registry, patience_s=0.5) as registry:
+    with Registry(cluster.registry, retry_for_s=0.5) as registry:
         number = registry.register(subject, avro(RIDE))
         registry.register(subject, avro(RIDE_WITH_TIP))
         before = [registry.version(subject, version) for version in registry.versions(subject)]

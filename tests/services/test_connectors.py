@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from headrace.cluster import Cluster
+from headrace.connect import Connectors
 from headrace.errors import ConfigError, UsageError
+from headrace.kafka import Kafka, NewTopic
+from headrace.kafka.read.consumer import consume
 from headrace.runtime.waiting import eventually
-from headrace.transport.admin import Admin, NewTopic
-from headrace.transport.connectors import Connectors
-from headrace.transport.consume import consume
 from tests.conftest import Headrace
 from tests.services.conftest import lines_of
 
@@ -22,7 +22,7 @@ from tests.services.conftest import lines_of
 @pytest.fixture
 def topic(serviced: Cluster) -> str:
     name = f"lines-{uuid.uuid4().hex[:8]}"
-    Admin(serviced).create_topics([NewTopic(name, 1, 1)])
+    Kafka(serviced).create_topics([NewTopic(name, 1, 1)])
     return name
 
 
@@ -145,7 +145,7 @@ def test_wrong_settings_are_explained_before_anything_is_created(serviced: Clust
     lacking = run("connector", "validate", "--set", "connector.class=FileStreamSink", home=home)
     assert lacking.code == 1
     assert "Must configure one of topics or topics.regex" in lacking.out
-    assert "bad" not in run("connector", "list", home=home).out
+    assert "bad" not in serviced.connectors.names()
     with pytest.raises(ConfigError, match="1 setting is wrong"):
         serviced.connectors.create("bad", {})
 
@@ -192,3 +192,18 @@ def test_connects_own_group_is_listed_and_told_apart_from_consumers(serviced: Cl
     assert (described.code, "Connect workers" in described.err) == (0, True)
     reset = run("group", "reset", "headrace-connect", "--to", "end", "--yes", home=home)
     assert (reset.code, "a connect group" in reset.err) == (1, True)
+
+
+def test_a_connector_is_installed(whole: Cluster, run: Headrace) -> None:
+    """By the command: the running worker is restarted with it, and its connectors go on."""
+    name = "io.debezium.connector.postgresql.PostgresConnector"
+    assert name not in {plugin.name for plugin in whole.connectors.plugins()}
+    home = whole.home.root
+    unknown = run("connector", "install", "oracle", home=home)
+    assert (unknown.code, "headrace knows postgres" in unknown.err) == (2, True)
+    done = run("connector", "install", "postgres", "--json", home=home)
+    assert (done.code, done.json()) == (0, {"connector": "postgres", "restarted": True})
+    eventually(lambda: name in {plugin.name for plugin in whole.connectors.plugins()}, 60)
+    assert run("connector", "install", "postgres", "--json", home=home).json()["restarted"] is False
+    wrong = whole.connectors.validate({"name": "shop", "connector.class": name, "topic.prefix": "shop"})
+    assert "database.hostname" in {error.name for error in wrong}

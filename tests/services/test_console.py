@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from headrace.cluster import Cluster
 from headrace.runtime.waiting import eventually
-from headrace.transport.schemas import Registry, Schema
+from headrace.schemas.registry import Registry, Schema
 from tests.browser import driving
 
 
@@ -43,6 +43,7 @@ def test_schemas_and_connectors_are_shown_checked_and_paused(serviced: Cluster, 
             for missing in ("/api/schemas/nosuch-value/versions/1", f"/api/schemas/{subject}/versions/9"):
                 assert console.ask("GET", missing).status == 404
             assert console.ask("POST", "/api/connectors/%00/pause").status == 404
+            assert console.ask("POST", "/api/connectors", {"name": connector, "config": config}).status == 409
             window.accessible()
             page = window.open("/schemas")
             window.accessible()

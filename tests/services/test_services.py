@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -19,14 +20,14 @@ import pytest
 
 from headrace.cluster import Cluster, ports, proxy
 from headrace.cluster import spec as plans
+from headrace.cluster.launch import Launch
+from headrace.cluster.planning import with_services
 from headrace.cluster.services import Registry, ServiceStarter
 from headrace.cluster.spec import ServiceSpec
 from headrace.config import load
 from headrace.errors import Unreachable
 from headrace.home import Home
-from headrace.progress import SILENT
-from headrace.runtime.jars import JarCache, default_cache
-from headrace.runtime.java import find_java
+from headrace.runtime.jars import default_cache
 from headrace.runtime.waiting import eventually
 from tests.conftest import Headrace, processes_of
 
@@ -84,7 +85,7 @@ def test_a_worker_that_has_never_run_has_a_token(tmp_path: Path) -> None:
     cluster.home.create()
     plan = plans.plan(cluster.config.cluster).with_ports(tuple(range(1, 7)))
     try:
-        cluster._with_services(plan, cluster.config)
+        with_services(cluster.home, plan, Launch(cluster.config))
         assert len(cluster.connect_token) > 30
         assert cluster.connectors
     finally:
@@ -265,17 +266,18 @@ def test_a_killed_registry_says_so_and_comes_back_with_every_id(whole: Cluster, 
 
 def test_a_registry_killed_while_it_makes_its_database_makes_a_new_one(tmp_path: Path) -> None:
     home, cache = Home(tmp_path), default_cache()
-    spec = plans.plan(load(tmp_path / "headrace.toml").cluster).with_ports(tuple(range(1, 7)))  # none of them runs
+    config = load(tmp_path / "headrace.toml")
+    spec = plans.plan(config.cluster).with_ports(tuple(range(1, 7)))  # none of them runs
     port, inner = ports.choose_for_service(home, cache, 8081, 2)
     registry = Registry(home, spec, ServiceSpec("registry", port, inner))
-    starter = ServiceStarter(find_java(None), JarCache(cache), cache, SILENT)
+    starter = ServiceStarter(Launch(replace(config, cluster=replace(config.cluster, ready_timeout_s=120))))
     database = registry.folder / "data/registry.mv.db"
     try:
         starter.spawn([registry])
         eventually(lambda: database.exists() and database.stat().st_size > 100_000, 120, every_s=0.01)
         registry.process.kill()
         starter.spawn([registry])
-        starter.wait([registry], 120)
+        starter.wait([registry])
         assert ask(f"{registry.url}/subjects/s/versions", avro("R", ("a", "int")))[0] == 200
         assert not registry.unfinished.exists()  # so what has answered once is never set aside
     finally:
@@ -303,7 +305,7 @@ def test_pause_and_logs_work_as_for_brokers(whole: Cluster, run: Headrace) -> No
 def test_an_unknown_service_is_named(home: Any, run: Headrace) -> None:
     done = run("up", "--with", "regstry", home=home)
     assert done.code == 2
-    assert "there is no service 'regstry'" in done.err
+    assert "unknown service: 'regstry'" in done.err
 
 
 def test_without_a_registry_the_way_to_one_is_said(headrace_cluster: Cluster, run: Headrace) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.pipeline import kafka_sink
-from headrace.transport.exactly_once import MarkedWriter
+from headrace.kafka.write.exactly_once import MarkedWriter
+from headrace.pipeline.spark.sinks import kafka as kafka_sink
 
 POINTS = ("opened", "begun", "sent", "flushed", "marked", "committed")
 _WRITE_TASK = kafka_sink._write_task
@@ -85,11 +85,11 @@ def _struck(fault: Killed) -> type[MarkedWriter]:
             super().flush()
             fault.reached("flushed", self)
 
-        def _ask(self, call: Any) -> None:
+        def _call(self, call: Any, failure: Any = None) -> None:
             deciding = getattr(call, "__name__", "") == "commit_transaction"
             if deciding:
                 fault.reached("marked", self)
-            super()._ask(call)
+            super()._call(call, failure)
             if deciding:
                 fault.reached("committed", self)
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from pyspark import cloudpickle
 
-from headrace.pipeline import kafka_sink
-from headrace.pipeline.kafka_sink import KafkaTarget, prepare, write_exactly_once
-from headrace.pipeline.session import SessionSpec, start_spark, stop_spark
-from headrace.transport.client import Connection
+from headrace.kafka.client import Connection
+from headrace.pipeline.spark.session import SessionSpec, start_spark, stop_spark
+from headrace.pipeline.spark.sinks import kafka as kafka_sink
+from headrace.pipeline.spark.sinks.kafka import KafkaTarget, prepare, write_exactly_once
 from tests.spark import faults
 
 

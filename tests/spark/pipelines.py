@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.home import Home
-from headrace.pipeline.pipeline import Pipeline, RunReport
-from headrace.pipeline.run import RunOptions
-from headrace.transport.client import connect
+from headrace.kafka.client import connect
+from headrace.pipeline.pipeline import Pipeline, RunObserver, RunReport
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,9 +37,9 @@ class Workshop:
     def pipeline(self, name: str = "p") -> Pipeline:
         return Pipeline.from_file(self.file, name, self.home)
 
-    def run(self, name: str = "p", **options: Any) -> RunReport:
+    def run(self, name: str = "p", **callbacks: Any) -> RunReport:
         return self.pipeline(name).run(
-            self.cluster, once=True, spark=self.spark, registry=self.registry, options=RunOptions(**options)
+            self.cluster, once=True, spark=self.spark, registry=self.registry, observer=RunObserver(**callbacks)
         )
 
     def rows(self, table: str) -> list[dict[str, Any]]:

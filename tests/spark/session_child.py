@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from headrace.errors import HeadraceError
-from headrace.pipeline import session
-from headrace.pipeline.flow import SETTINGS
 from headrace.pipeline.pipeline import Pipeline
-from headrace.pipeline.run import RunOptions
-from headrace.pipeline.session import SessionSpec, start_spark, stop_spark
+from headrace.pipeline.spark import session
+from headrace.pipeline.spark.classify import SETTINGS
+from headrace.pipeline.spark.session import SessionSpec, start_spark, stop_spark
 
 # Executors on the machine that runs everything else: small, and quick to start rather than quick to run.
 _SMALL_CLUSTER = {
@@ -42,12 +43,13 @@ def twice(folder: Path) -> None:
     """Two sessions, one after the other; the second one's JVM dies."""
     for rows in (10, 20):
         spark = start_spark(SessionSpec(folder, conf={"spark.headrace.secret": "not on the command line"}))
-        spark.sparkContext._jvm.java.lang.System.err.println("a word for output.log")
+        context: Any = spark.sparkContext
+        context._jvm.java.lang.System.err.println("a word for output.log")
         tell(rows=spark.range(rows).count(), jvm=jvm(), secret=spark.conf.get("spark.headrace.secret"))
         if rows == 20:
             try:
                 with session.java_alive():
-                    spark._sc._gateway.new_array(spark._jvm.long, 2**30)  # 8 GB
+                    context._gateway.new_array(context._jvm.long, 2**30)  # 8 GB
             except HeadraceError as error:
                 tell(error=error.problem, why=error.why, hint=error.hint)
         stop_spark()
@@ -84,7 +86,7 @@ def crowded(folder: Path, master: str, name: str, bootstrap: str) -> None:
     conf = {**SETTINGS, **_SMALL_CLUSTER, "spark.executor.memory": "900g"}
     spark = start_spark(SessionSpec(folder / "spark", master, conf=conf))
     try:
-        Pipeline.from_file(folder, name).run(bootstrap, once=True, spark=spark, options=RunOptions(patience_s=1))
+        Pipeline.from_file(folder, name).run(bootstrap, once=True, spark=spark, retry_for_s=1)
     except HeadraceError as error:
         tell(error=error.problem, why=error.why, code=error.exit_code)
     stop_spark()
@@ -98,7 +100,22 @@ def refused(folder: Path, master: str, *settings: str) -> None:
         tell(error=error.problem, why=error.why, code=error.exit_code)
 
 
+def killed(folder: Path, bootstrap: str) -> None:
+    """A pipeline `p` of the folder; this process is killed when the first sink has the batch, and no other one has."""
+    from headrace.pipeline.spark.sinks import sinks
+
+    write = sinks.write_sink
+
+    def write_and_die(*given: Any) -> None:
+        write(*given)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(sinks, "write_sink", write_and_die)  # noqa: B010
+    spark = start_spark(SessionSpec(folder / "spark", conf=SETTINGS))
+    Pipeline.from_file(folder, "p").run(bootstrap, once=True, spark=spark)
+
+
+_ALL = {"twice": twice, "wait": wait, "cluster": cluster, "crowded": crowded, "refused": refused, "killed": killed}
+
 if __name__ == "__main__":
-    {"twice": twice, "wait": wait, "cluster": cluster, "crowded": crowded, "refused": refused}[sys.argv[1]](  # type: ignore[operator]
-        Path(sys.argv[2]), *sys.argv[3:]
-    )
+    _ALL[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])  # type: ignore[operator]

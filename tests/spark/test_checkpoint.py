@@ -14,18 +14,17 @@ from pyspark.errors import PySparkException
 
 from headrace.errors import Failed, UsageError
 from headrace.home import Home
-from headrace.pipeline.changes import remember
-from headrace.pipeline.checkpoint import Checkpoint
-from headrace.pipeline.declaration import Aggregate, Declaration, Sink
-from headrace.pipeline.failures import check_losses, held
-from headrace.pipeline.folder import PipelineFolder
-from headrace.pipeline.ledger import BatchEntry, Ledger
-from headrace.pipeline.rewind import Target, fork, plan_rewind, rewind, wipe
-from headrace.pipeline.status import PipelineStatus, Warned, status
+from headrace.kafka import Kafka, NewTopic
+from headrace.kafka.client import Connection, HasBootstrap
+from headrace.pipeline.books.checkpoint import Checkpoint
+from headrace.pipeline.books.folder import PipelineFolder
+from headrace.pipeline.books.ledger import BatchEntry, Ledger
+from headrace.pipeline.books.rewind import Target, fork, plan_rewind, rewind, wipe
+from headrace.pipeline.books.status import PipelineStatus, Warned, status
+from headrace.pipeline.declare.changes import remember
+from headrace.pipeline.declare.declaration import Aggregate, Declaration, Sink
+from headrace.pipeline.spark.failures import check_losses, topic_extents
 from headrace.runtime.waiting import eventually
-from headrace.transport.admin import Admin, NewTopic
-from headrace.transport.client import Connection, HasBootstrap
-from headrace.transport.extent import topic_ids
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -112,6 +111,11 @@ def declaration(name: str, *topics: str, sinks: tuple[Sink, ...] = (Sink("delta"
     return Declaration(name, topics, sinks)
 
 
+def topic_ids(connection: Connection, topic: str) -> dict[str, str | None]:
+    with Kafka(connection) as kafka:
+        return {topic: kafka.describe(topic).topic_id}
+
+
 def reader(spark: SparkSession, connection: Connection, home: Path, declared: Declaration) -> Reader:
     folder = PipelineFolder(Home(home), declared.name)
     folder.create()
@@ -190,7 +194,7 @@ def test_a_batch_that_was_begun_is_pending_and_can_be_moved_over(
     assert (pending.batch, pending.records, pending.committed) == (1, 10, False)
     assert query.checkpoint.position == {(topic, 0): 10}
     plan = plan_rewind(query.folder, query.declaration, Target.parse(f"{topic}:0=4"), connection)
-    assert any("batch 1 was begun and not finished" in line for line in plan.consequences)
+    assert any("batch 1 was started and not finished" in line for line in plan.consequences)
     rewind(query.folder, query.declaration, plan)
     query.run()
     assert query.offsets == {0: list(range(4, 30))}
@@ -240,7 +244,7 @@ def expire(connection: Connection, topic: str, partition: int, before: int) -> N
     """The records before that offset are gone, as after retention."""
     from confluent_kafka import TopicPartition
 
-    with Admin(connection) as admin:
+    with Kafka(connection) as admin:
         admin.settle(admin.client.delete_records([TopicPartition(topic, partition, before)]), "delete records")
 
 
@@ -333,7 +337,7 @@ def test_state_goes_back_with_the_batches_and_is_dropped_for_other_places(
 
     plan = plan_rewind(folder, declared, Target.parse(f"{topic}:0=38"), connection)
     assert plan.way == "anew"
-    assert any("state of open windows is dropped" in line for line in plan.consequences)
+    assert any("state of open windows is deleted" in line for line in plan.consequences)
     rewind(folder, declared, plan)
     assert not list(query.checkpoint.root.glob("state/*"))
     query.run()
@@ -355,7 +359,7 @@ def test_status_of_a_stopped_pipeline(
     assert (fresh.state, fresh.lag, fresh.last_batch) == ("never run", 15, None)
     query = reader(spark, connection, tmp_path, declared)
     query.run()
-    remember(query.folder, declared, topic_ids(connection, [topic]))
+    remember(query.folder, declared, topic_ids(connection, topic))
     caught_up = look()
     assert [(p.processed, p.begin, p.end, p.lag, p.lag_s) for p in caught_up.partitions] == [
         (10, 0, 10, 0, 0.0), (5, 0, 5, 0, 0.0),
@@ -379,7 +383,7 @@ def test_status_of_a_stopped_pipeline(
     assert lost.lost == 2
     assert lost.partitions[0].lag == 5
     assert lost.warnings[0].loud
-    assert "offsets 10 to 11 are gone unread (2)" in lost.warnings[0].text
+    assert "offsets 10 to 11 were deleted unread (2)" in lost.warnings[0].text
 
 
 def test_status_tells_when_retention_is_about_to_overtake(
@@ -403,7 +407,7 @@ def test_status_tells_when_retention_is_about_to_overtake(
     assert partition.lag == 2
     assert partition.expires_in_s == pytest.approx(100 - partition.lag_s if partition.lag_s else 0, abs=1)
     assert "retention may delete unread records" in found.warnings[0].text
-    with Admin(connection) as admin:
+    with Kafka(connection) as admin:
         admin.alter_topic(topic, configs={**_KEPT, "retention.bytes": "10"})
 
     def of_bytes() -> list[Warned]:
@@ -423,12 +427,12 @@ def test_a_topic_of_the_same_name_is_another_topic(
     declared = declaration("rows", topic)
     query = reader(spark, connection, tmp_path, declared)
     query.run()
-    remember(query.folder, declared, topic_ids(connection, [topic]))
-    with Admin(connection) as admin:
+    remember(query.folder, declared, topic_ids(connection, topic))
+    with Kafka(connection) as admin:
         admin.delete_topics([topic])
         gone = status(connection, Home(tmp_path), declared)
         assert gone.warnings[0].loud
-        assert f"there is no topic {topic} any more" in gone.warnings[0].text
+        assert f"topic {topic} does not exist" in gone.warnings[0].text
         assert [p.processed for p in gone.partitions] == [5, 5]
         admin.create_topics([NewTopic(topic, 1, 1, _KEPT)])
     write(connection, topic, {0: 8})
@@ -436,11 +440,11 @@ def test_a_topic_of_the_same_name_is_another_topic(
     assert found.warnings[0].loud
     assert f"topic {topic} was recreated" in found.warnings[0].text
     with pytest.raises(Failed, match="was recreated") as refused:
-        check_losses(declared, query.folder, held(connection, declared))
+        check_losses(declared, query.folder, topic_extents(connection, declared))
     assert f"{topic}/0 from offset 5 on, {topic}/1 from offset 5 on" in str(refused.value)
     query.move("beginning")
     assert query.checkpoint.position == {(topic, 0): 0}
-    check_losses(declared, query.folder, held(connection, declared))
+    check_losses(declared, query.folder, topic_extents(connection, declared))
     assert status(connection, Home(tmp_path), declared).warnings == ()
     query.run()
     assert query.offsets == {0: list(range(8))}

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace.pipeline.dead_letters import REDRIVEN, Letter, Span, Wanted, as_letters, as_rows, letters
-from headrace.pipeline.declaration import DeadLetters
-from headrace.pipeline.dry_run import originals
-from headrace.pipeline.kafka_sink import KafkaTarget, prepare, write_exactly_once
-from headrace.pipeline.redrive import RedrivePlan, redrive
-from headrace.transport.admin import Admin, NewTopic
-from headrace.transport.client import Connection, HasBootstrap
-from headrace.transport.consume import consume
+from headrace.kafka import Kafka, NewTopic
+from headrace.kafka.client import Connection, HasBootstrap
+from headrace.kafka.read.consumer import consume
+from headrace.pipeline.books.dead_letters import REDRIVEN, Letter, Span, Wanted, letters
+from headrace.pipeline.books.redrive import RedrivePlan, redrive
+from headrace.pipeline.declare.declaration import DeadLetters
+from headrace.pipeline.spark.dry_run import originals
+from headrace.pipeline.spark.letters import as_letters, as_rows
+from headrace.pipeline.spark.sinks.kafka import KafkaTarget, prepare, write_exactly_once
 from tests.records import wait_settled
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def connection(headrace_cluster: HasBootstrap) -> Connection:
 
 
 def dead_rows(spark: SparkSession, source: str) -> DataFrame:
-    """What `Flow.sort_out` gives of dead and late records, with all that a record may hold."""
+    """What `Classifier.classify` gives of dead and late records, with all that a record may hold."""
     rows: list[tuple[Any, ...]] = [
         (source, 0, 1, _AT, 0, b"k", b"\xff\xfe", None, "dead", "decode", "not UTF-8"),
         (source, 0, 2, _AT, 0, None, None, [], "dead", "decode", "the value is null"),
@@ -71,7 +72,7 @@ def source(connection: Connection) -> str:
 
 def make_topic(connection: Connection) -> str:
     name = f"test-{uuid.uuid4().hex[:12]}"
-    with Admin(connection) as admin:
+    with Kafka(connection) as admin:
         admin.create_topics([NewTopic(name, 2)])
     return name
 

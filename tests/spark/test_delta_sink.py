@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F
 
-from headrace.pipeline.declaration import Declaration, Sink
-from headrace.pipeline.delta_sink import write_delta
-from headrace.pipeline.sinks import Batch
-from headrace.pipeline.tables import read_table
+from headrace.kafka.client import Connection
+from headrace.pipeline.declare.declaration import Declaration, Sink
+from headrace.pipeline.spark.sinks.delta import write_delta
+from headrace.pipeline.spark.sinks.sinks import Batch
 from headrace.runtime.waiting import eventually
-from headrace.transport.client import Connection
+from headrace.tables.table import read_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigError, Failed
-from headrace.transport.consume import consume
+from headrace.kafka.read.consumer import consume
+from headrace.pipeline.spark.sinks import sinks
 from tests.spark.pipelines import Workshop, send, totals
 
 Topic = Callable[..., str]
@@ -185,3 +186,19 @@ aggregate = { by = ["shop"], <how>values = { n = "count(*)", <value> } }
     assert said.startswith("headrace.toml, line 9: tables/shops cannot be computed for shop = e"), said
     assert value in said
     assert "try_" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("where", ["", 'where = "n > 2"'])
+def test_a_row_that_a_sink_loses_makes_the_run_red(
+    shop: Workshop, headrace_topic: Topic, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Also if the sink has a `where` of its own: what it should take is counted before it is written."""
+    topic = headrace_topic()
+    text = '[pipelines.p]\nfrom = "<topic>"\ndecode = { json = "n int" }\n[[pipelines.p.into]]\ndelta = "tables/t"\n'
+    shop.declare(text + where, topic=topic)
+    send(shop.cluster, topic, [{"n": n} for n in range(6)])
+    whole = sinks.shape
+    monkeypatch.setattr(sinks, "shape", lambda sink, rows: whole(sink, rows).where("n != 3"))
+    with pytest.raises(Failed, match="the ledger of p does not balance") as caught:
+        shop.run()
+    assert f"tables/t took {2 if where else 5} rows of {3 if where else 6}" in str(caught.value)

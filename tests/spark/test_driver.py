@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from headrace.home import Home
-from headrace.pipeline.driver import Driver
+from headrace.kafka.read.consumer import consume
+from headrace.pipeline.background import Background
 from headrace.pipeline.pipeline import Pipeline
-from headrace.pipeline.tables import read_table
 from headrace.runtime.waiting import eventually
-from headrace.transport.consume import consume
+from headrace.tables.table import read_table
 from tests.conftest import Headrace
 from tests.spark.pipelines import send
 
@@ -37,7 +37,7 @@ def test_pipelines_share_a_driver_that_may_be_killed(
     topic = headrace_topic(partitions=2)
     file, home = tmp_path / "headrace.toml", Home(tmp_path / ".headrace")
     file.write_text(DECLARED.replace("<topic>", topic), encoding="utf-8")
-    driver = Driver(home)
+    background = Background(home)
 
     def ask(*words: str) -> str:
         done = run("pipeline", *words, "--bootstrap", headrace_cluster.bootstrap)
@@ -51,13 +51,13 @@ def test_pipelines_share_a_driver_that_may_be_killed(
     try:
         send(headrace_cluster, topic, [f"{n}".encode() for n in range(10)])
         assert "one runs in the background" in ask("start", "one")
-        first = driver.process.find()
+        first = background.process.find()
         assert first is not None
         assert "two runs in the background" in ask("start", "two")
-        assert driver.process.find() == first
+        assert background.process.find() == first
         eventually(lambda: have_read(10), 200)
         assert "one was stopped in the middle" in ask("stop", "one", "--now")
-        assert driver.process.find() != first
+        assert background.process.find() != first
         assert "cut off" in ask("list")
         send(headrace_cluster, topic, [f"{n}".encode() for n in range(10, 20)])
         ask("start", "one")  # the other one goes on by itself, because it was never asked to stop
@@ -65,10 +65,10 @@ def test_pipelines_share_a_driver_that_may_be_killed(
         said = ask("stop", "--all")
         assert "one has stopped" in said
         assert "two has stopped" in said
-        assert driver.process.find() is None
+        assert background.process.find() is None
         assert ask("list").count("stopped") == 2
     finally:
-        driver.end()
+        background.end()
     expected = Counter(range(20))
     rows = [row for batch in read_table(tmp_path / "tables/one").batches() for row in batch.to_pylist()]
     assert Counter(int(row["value"]) for row in rows) == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace.cluster import Cluster
-from headrace.pipeline.tables import read_table
+from headrace.kafka import Kafka, NewTopic
+from headrace.kafka.read.consumer import consume
 from headrace.runtime.waiting import eventually
-from headrace.samples import Sample, breadcrumbs, iris, ride_schema, taxi
-from headrace.transport.admin import Admin, NewTopic
-from headrace.transport.consume import consume
-from headrace.transport.schemas import Registry, Schema
+from headrace.samples import Sample, breadcrumbs, iris, ride_schema, stops, taxi, zones
+from headrace.schemas.registry import Registry, Schema
+from headrace.tables.table import read_table
 from tests.conftest import processes_of
 from tests.spark.children import PATIENCE_S, told
 from tests.spark.pipelines import Workshop, send, totals
@@ -89,8 +89,8 @@ def _values(sample: Sample) -> list[bytes]:
     return [made.text for made in sample.made()]
 
 
-def _independent(value: bytes) -> dict[str, Any] | None:
-    """What the record should become; None if it should not."""
+def _independent(value: bytes, *, transit: bool = False) -> dict[str, Any] | None:
+    """What the record should become; None if it should not. `transit` has fewer rules."""
     try:
         record = json.loads(value)
     except ValueError:
@@ -119,6 +119,9 @@ def _independent(value: bytes) -> dict[str, Any] | None:
         45 <= row["latitude"] <= 46 and row["longitude"] is not None and -124 <= row["longitude"] <= -122
     )
     ahead = row["velocity"] is None or row["velocity"] >= 0
+    if transit:
+        timed = row["trip"] is not None and row["vehicle"] is not None and row["at"] is not None
+        return {key: row[key] for key in ("trip", "vehicle", "at", "meters", "velocity")} if timed and ahead else None
     compass = row["direction"] is None or 0 <= row["direction"] <= 359
     known = row["trip"] is not None and row["vehicle"] is not None and row["at"] is not None and (seconds or 0) >= 0
     return row if known and inside and ahead and compass else None
@@ -179,13 +182,67 @@ def _check_speeds(shop: Workshop, rows: list[dict[str, Any]]) -> None:
     assert looked_at > 50
 
 
+def test_transit(shop: Workshop, headrace_topic: Callable[..., str]) -> None:
+    topics = headrace_topic(partitions=3), headrace_topic(partitions=2)
+    take("transit", shop.folder, breadcrumbs=topics[0], stops=topics[1])
+    crumbs, events = _values(breadcrumbs(records=4000, bad=0.02, seed=2, vehicles=3)), list(stops(4000, 2, vehicles=3))
+    send(shop.cluster, topics[0], crumbs)
+    send(shop.cluster, topics[1], events)
+    ways = {e["trip_id"]: (e["route_number"], e["direction"], e["service_key"]) for e in events}
+    first = {
+        e["trip_id"]: datetime.datetime.fromisoformat(e["service_date"]) + datetime.timedelta(seconds=e["leave_time"])
+        for e in events if e["sequence"] == 1
+    }  # fmt: skip
+    good = [row for crumb in crumbs if (row := _independent(crumb, transit=True)) is not None]
+    report = shop.run("transit")
+    assert totals(report) == {
+        "written": len(good) + len(first), "dead": len(crumbs) - len(good), "filtered": len(events) - len(first)
+    }  # fmt: skip
+    near = datetime.timedelta(hours=2)
+    joined = [
+        {**row, "way": ways[row["trip"]]}
+        for row in good if row["trip"] in first and abs(row["at"] - first[row["trip"]]) <= near
+    ]  # fmt: skip
+    found = [
+        {key: row[key] for key in ("trip", "vehicle", "at", "meters", "velocity")}
+        | {"way": (row["route"], row["direction"], row["service"])}
+        for row in shop.rows("tables/positions")
+    ]
+    assert _sorted(found) == _sorted(joined)
+    by_trip: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    by_way: dict[Any, list[int]] = defaultdict(list)
+    for row in joined:
+        by_trip[row["trip"], row["vehicle"], *row["way"]].append(row)
+        by_way[row["way"]].append(row["velocity"])
+    keys = ("trip", "vehicle", "route", "direction", "service")
+    assert {
+        tuple(row[key] for key in keys): (row["begins"], row["ends"], row["breadcrumbs"], row["metres"])
+        for row in shop.rows("tables/trips")
+    } == {
+        key: (
+            min(r["at"] for r in rows), max(r["at"] for r in rows), len(rows),
+            max(r["meters"] for r in rows) - min(r["meters"] for r in rows),
+        )
+        for key, rows in by_trip.items()
+    }  # fmt: skip
+    for row in shop.rows("tables/routes"):
+        velocities = by_way.pop((row["route"], row["direction"], row["service"]))
+        known = [velocity for velocity in velocities if velocity is not None]
+        assert (row["breadcrumbs"], row["fastest"]) == (len(velocities), max(known))
+        assert row["velocity"] == pytest.approx(sum(known) / len(known))
+    assert not by_way
+    matched = [len(joined), len({row["trip"] for row in joined})]
+    assert [(line.matched, line.unmatched) for line in report.joins] == [(n, 0) for n in matched]
+    assert [line.waiting for line in report.joins] == [len(good) - matched[0], len(first) - matched[1]]
+
+
 def test_iris(shop: Workshop, headrace_topic: Callable[..., str]) -> None:
     both, one = headrace_topic(partitions=2), headrace_topic(partitions=2)
     take("iris", shop.folder, virginicasetosa=both, versicolor=one)
     text = shop.file.read_text().replace(f"then '{one}'", "then 'versicolor'")
     shop.file.write_text(text)
     producer_rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    from headrace.transport.client import connect
+    from headrace.kafka.client import connect
 
     producer = connect(shop.cluster).producer()
     for number, flower in enumerate(iris()):
@@ -205,10 +262,10 @@ def test_iris(shop: Workshop, headrace_topic: Callable[..., str]) -> None:
 
 
 def test_taxi(tmp_path: Path, with_registry: Cluster, spark: SparkSession) -> None:
-    from headrace.transport.codec.avro import Avro
+    from headrace.schemas.codec.avro import Avro
 
     topic = "datatalkclub.yellow_taxi_rides"
-    Admin(with_registry).create_topics([NewTopic(topic, 2, 1)])
+    Kafka(with_registry).create_topics([NewTopic(topic, 2, 1)])
     shop = Workshop(tmp_path, with_registry, spark, with_registry.registry)
     take("taxi", tmp_path)
     rides: list[dict[str, Any]] = []
@@ -234,3 +291,42 @@ def test_taxi(tmp_path: Path, with_registry: Cluster, spark: SparkSession) -> No
         if ride["total_amount"] >= 0:
             expected[ride["vendorId"]] += ride["total_amount"]
     assert revenue == pytest.approx(expected, rel=1e-5)
+
+
+def test_taxi_rides_by_borough(shop: Workshop, headrace_topic: Callable[..., str]) -> None:
+    topic = headrace_topic(partitions=2)
+    take("taxi", shop.folder, taxi__rides=topic)
+    table = {zone["LocationID"]: (zone["Borough"], zone["Zone"]) for zone in zones()}
+    with (shop.folder / "zones.csv").open("wb") as file:
+        zones().write(file, "csv")
+    rides = [json.loads(value) for value in _values(taxi(records=1500, seed=5))]
+    send(shop.cluster, topic, rides)
+    report = shop.run("boroughs")
+    good = [ride for ride in rides if ride["PULocationID"] in table and ride["total_amount"] >= 0]
+    unknown = [ride for ride in rides if ride["PULocationID"] not in table]
+    assert totals(report) == {"written": len(good), "dead": len(rides) - len(good)}
+    assert Counter(shop.pipeline("boroughs").ledger.by_rule())["dead", "lookup zones", len(unknown)] == 1
+    assert unknown
+    expected = []
+    for ride in good:
+        borough, zone = table[ride["PULocationID"]]
+        to_borough, to_zone = table.get(ride["DOLocationID"], (None, None))
+        at = datetime.datetime.fromisoformat(ride["tpep_pickup_datetime"])
+        expected.append({
+            "vendor": ride["VendorID"], "at": at, "distance": float(ride["trip_distance"]),
+            "total": float(ride["total_amount"]), "pickup": ride["PULocationID"], "dropoff": ride["DOLocationID"],
+            "borough": borough, "zone": zone, "to_borough": to_borough, "to_zone": to_zone,
+        })  # fmt: skip
+    assert _sorted(shop.rows("tables/zone_rides")) == _sorted(expected)
+    by_borough: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in expected:
+        by_borough[row["borough"]].append(row)
+    found = {row["borough"]: (row["revenue"], row["rides"], row["staying"]) for row in shop.rows("tables/boroughs")}
+    assert found == {
+        borough: (
+            pytest.approx(sum(row["total"] for row in rows)),
+            len(rows),
+            sum(row["to_borough"] == borough for row in rows),
+        )
+        for borough, rows in by_borough.items()
+    }

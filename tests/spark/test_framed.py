@@ -1,24 +1,27 @@
-"""JSON Schema and Protobuf of a registry into rows: every version, every broken record with its reason."""
+"""JSON Schema, Protobuf and Debezium's Avro into rows: every version, every broken record with its reason."""
 
 from __future__ import annotations
 
+import io
 import json
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fastavro
 import pytest
 
 from headrace.cluster import Cluster
 from headrace.errors import ConfigError
-from headrace.pipeline.declaration import Declaration, Decode, Sink
-from headrace.pipeline.decode import Decoder, decoder
-from headrace.transport.codec.schema_codec import compiled
-from headrace.transport.codec.wire import VALUE_HEADER, prefix
-from headrace.transport.schemas import Reference, Registry, Schema
+from headrace.pipeline.declare.declaration import Changes, Declaration, Decode, Sink
+from headrace.pipeline.spark.decode import Decoder, decoder
+from headrace.schemas.codec.schema_codec import compiled
+from headrace.schemas.codec.wire import VALUE_HEADER, prefix
+from headrace.schemas.registry import Reference, Registry, Schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -261,5 +264,78 @@ def test_protobuf_of_several_versions_and_broken_ones(spark: SparkSession, regis
         "the value is null", "too short to name a schema", "the first byte is not 0: not written with a registry",
         "unknown schema id 987654",
     ]  # fmt: skip
-    assert all(row.startswith("no Protobuf of the schema that it names") for row in found[6:8])
+    assert all(row.startswith("the bytes do not match the Protobuf schema that they name") for row in found[6:8])
     assert found[8] == "a message Person, not Order"
+
+
+# -- Debezium ----------------------------------------------------------------------------------------------------------
+
+
+def _envelope(*more: dict[str, Any]) -> Schema:
+    fields = [{"name": "id", "type": "long"}, {"name": "op", "type": ["null", "string"], "default": None}, *more]
+    row = {"type": "record", "name": "Value", "fields": fields}
+    source = {"type": "record", "name": "Source", "fields": [{"name": "lsn", "type": ["null", "long"]}]}
+    parts = [
+        {"name": "before", "type": ["null", row], "default": None},
+        {"name": "after", "type": ["null", "Value"], "default": None},
+        {"name": "source", "type": source}, {"name": "op", "type": "string"},
+        {"name": "ts_ms", "type": ["null", "long"], "default": None},
+    ]  # fmt: skip
+    return Schema(json.dumps({"type": "record", "name": "Envelope", "fields": parts}), "AVRO")
+
+
+def test_debeziums_avro_is_read_whatever_version_of_the_table_wrote_it(
+    spark: SparkSession, registry: Registry, topic: str
+) -> None:
+    versions = [_envelope(), _envelope({"name": "city", "type": ["null", "string"], "default": None})]
+    ids = [registry.register(f"{topic}-value", version) for version in versions]
+
+    def event(version: int, op: str, **rows: Any) -> bytes:
+        out = io.BytesIO()
+        found = {"op": op, "ts_ms": 5, "source": {"lsn": 7}, **rows}
+        fastavro.schemaless_writer(out, fastavro.parse_schema(json.loads(versions[version].text)), found)
+        return prefix(ids[version]) + out.getvalue()
+
+    reader = Reader(spark, decoder(spark, declared(topic, Decode("debezium")), registry))
+    rows = reader.rows(
+        event(0, "c", after={"id": 1, "op": "x"}), event(1, "u", after={"id": 1, "city": "Miami"}),
+        event(1, "d", before={"id": 1}), None, event(0, "t"), event(1, "d"), event(1, "u"), b"{}",
+    )  # fmt: skip
+    known = {"op": None, "city": None, "debezium_op": "u", "ts_ms": 5, "lsn": 7}
+    assert rows == [
+        {**known, "id": 1, "op": "x", "debezium_op": "c"},
+        {**known, "id": 1, "city": "Miami"},
+        {**known, "id": 1, "debezium_op": "d"},
+        "tombstone",
+        "a truncate: it does not say which rows are gone",
+        "a delete without before: nothing says which row is gone",
+        "no after: the event has no row",
+        "too short to name a schema",
+    ]
+    changed = Sink("delta", "t", changes=Changes(("id",), delete_when="op = 'd'"))
+    with pytest.raises(ConfigError, match="the table has a column op"):
+        decoder(spark, replace(declared(topic, Decode("debezium")), sinks=(changed,)), registry).decode(
+            spark.createDataFrame([], _RAW)
+        )
+    registry.register(f"{topic}-other", Schema('{"type": "record", "name": "R", "fields": []}', "AVRO"))
+    with pytest.raises(ConfigError, match="not that of Debezium's envelope"):
+        Reader(spark, decoder(spark, declared(topic, Decode("debezium", f"{topic}-other")), registry)).rows(b"")
+
+
+def test_debeziums_json_is_read_with_and_without_its_schema(spark: SparkSession) -> None:
+    reader = Reader(spark, decoder(spark, declared("t", Decode("debezium", "id long, `a name` string")), None))
+    event = {
+        "before": None,
+        "after": {"id": 1, "a name": "x"},
+        "op": "r",
+        "ts_ms": 5,
+        "source": {"file": "b", "pos": 9},
+    }
+    whole = {"schema": {"type": "struct", "fields": [{"field": "op", "type": "string"}]}, "payload": event}
+    wrong = {**event, "after": {"id": "one"}}
+    given = [event, whole, wrong, {"id": 1}, {**event, "op": "m"}]
+    row = {"id": 1, "a name": "x", "op": "r", "ts_ms": 5, "lsn": None, "file": "b", "pos": 9}
+    assert reader.rows(*[json.dumps(value).encode() for value in given], b"{", None) == [
+        row, row, "not a JSON object of the declared fields", "no op: not an event of Debezium",
+        "a message of the database, not a row", "not a JSON object of the declared fields", "tombstone",
+    ]  # fmt: skip

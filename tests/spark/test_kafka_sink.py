@@ -15,13 +15,13 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import cloudpickle
 
 from headrace.errors import Failed
-from headrace.pipeline import kafka_sink
-from headrace.pipeline.kafka_sink import KafkaTarget, SinkResult, prepare, write_exactly_once
-from headrace.transport.client import Connection, HasBootstrap
-from headrace.transport.consume import consume
-from headrace.transport.exactly_once import Mark, MarkedWriter
-from headrace.transport.produce import produce
-from headrace.transport.writer import Records
+from headrace.kafka.client import Connection, HasBootstrap
+from headrace.kafka.read.consumer import consume
+from headrace.kafka.write.exactly_once import Mark, MarkedWriter
+from headrace.kafka.write.producer import produce
+from headrace.kafka.write.writer import Records
+from headrace.pipeline.spark.sinks import kafka as kafka_sink
+from headrace.pipeline.spark.sinks.kafka import KafkaTarget, SinkResult, prepare, write_exactly_once
 from tests.records import wait_settled
 from tests.spark import faults
 

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from headrace.pipeline import realtime
-from headrace.pipeline.realtime import SOURCE_HEADER
-from headrace.pipeline.run import Run, RunOptions
+from headrace.kafka.read.consumer import consume
+from headrace.pipeline.pipeline import RunObserver
+from headrace.pipeline.spark.run import Run
+from headrace.pipeline.spark.strategies import realtime
+from headrace.pipeline.spark.strategies.realtime import SOURCE_HEADER
 from headrace.runtime.waiting import eventually
-from headrace.transport.consume import consume
 from tests.spark.pipelines import Workshop, send, totals
 
 Topic = Callable[..., str]
@@ -51,7 +52,7 @@ class _Copying:
         self.said: list[str] = []
 
     def start(self) -> Run:
-        return self.shop.pipeline().begin(self.shop.spark, self.shop.cluster, options=RunOptions(say=self.said.append))
+        return self.shop.pipeline().begin(self.shop.spark, self.shop.cluster, observer=RunObserver(self.said.append))
 
     def arrived(self) -> Counter[tuple[int, str]]:
         """Which rows came, by the place that each says it was made of, and how often."""

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headrace.pipeline.dead_letters import Letter, Wanted, letters
-from headrace.pipeline.dry_run import Trial
-from headrace.pipeline.redrive import RedrivePlan, RedriveReport, redrive
-from headrace.pipeline.run import Run
+from headrace.pipeline.books.dead_letters import Letter, Wanted, letters
+from headrace.pipeline.books.redrive import RedrivePlan, RedriveReport, redrive
+from headrace.pipeline.spark.dry_run import DryRun
+from headrace.pipeline.spark.run import Run
 from tests.spark.pipelines import Workshop, send, totals
 
 if TYPE_CHECKING:
-    from headrace.pipeline.flow import Flow
+    from headrace.pipeline.spark.classify import Classifier
 
 Topic = Callable[..., str]
 
@@ -32,11 +32,11 @@ into   = { delta = "tables/sales" }
 def tried(shop: Workshop, plan: RedrivePlan) -> tuple[RedriveReport, dict[tuple[str, str], int]]:
     """What would be sent by the plan, and what today's rules say of it."""
 
-    def prepare() -> Flow:
+    def prepare() -> Classifier:
         pipeline = shop.pipeline()
         return Run(shop.spark, pipeline.declaration, pipeline.folder, shop.connection).prepare()
 
-    trial = Trial(prepare)
+    trial = DryRun(prepare)
     report = redrive(shop.connection, found(shop), replace(plan, dry=True), trial)
     return report, dict(trial.outcomes)
 

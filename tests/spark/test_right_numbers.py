@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.pipeline import sinks, small_batches
-from headrace.pipeline.dead_letters import Letter
-from headrace.pipeline.dry_run import originals
-from headrace.pipeline.run import Run
+from headrace.pipeline.books.dead_letters import Letter
+from headrace.pipeline.spark.dry_run import originals
+from headrace.pipeline.spark.run import Run
+from headrace.pipeline.spark.sinks import sinks, topic
 from tests.spark.pipelines import Workshop, send, totals
 
 Topic = Callable[..., str]
@@ -101,6 +101,7 @@ def test_pipelines_that_write_one_table_agree_on_its_columns(shop: Workshop) -> 
         ("timestamp, n int", "timestamp", "only here: n int"),
         ('{ delta = "./', '{ parquet = "./', "as parquet, not delta"),
         ('./t/shared/"', './t/shared/", partition_by = "n"', "partitioned by n"),
+        ('./t/shared/"', './t/shared/", upsert = { key = "n" }', "only one of them by key, or by another one"),
         ('{ delta = "./t/shared/" }]', ']\ndead_letters = { table = "t/shared" }', "its dead letters go there"),
     ):
         with pytest.raises(ConfigError, match="line 5: pipeline q writes the table t/shared too") as told:
@@ -156,7 +157,7 @@ select = { amount = "-amount", <more> total = "amount + <one>", above = "total *
 def test_a_name_means_the_column_above_it_whatever_else_is_selected(shop: Workshop, more: str, one: str) -> None:
     text = _ABOVE.replace("<more>", more, 1).replace("<more>", more and f"{more},")
     shop.declare(text, one=one)
-    found = _sorted_out(shop, [b'{"amount": -10}'])
+    found = _classified(shop, [b'{"amount": -10}'])
     assert [(row["amount"], row["total"], row["share"]) for row in found] == [(10, 11, 1.0)]
 
 
@@ -169,21 +170,21 @@ def test_a_number_too_large_for_a_time_is_a_dead_letter(shop: Workshop) -> None:
     ]  # fmt: skip
     bad = [99999999999999999, -99999999999999999, last + 1, 288230376151711744 + 1600000000]
     nested = [b'{"times": {"a": [5], "b": [1, 99999999999999999]}}']
-    found = _sorted_out(shop, [*good, *[b'{"at": %d}' % n for n in bad], *nested])
+    found = _classified(shop, [*good, *[b'{"at": %d}' % n for n in bad], *nested])
     assert [row["_outcome"] for row in found] == ["written"] * 5 + ["dead"] * 5
     assert {row["_reason"] for row in found[5:]} == {"a number too large for a timestamp, in seconds"}
 
 
-def _sorted_out(shop: Workshop, values: list[bytes]) -> list[Any]:
+def _classified(shop: Workshop, values: list[bytes]) -> list[Any]:
     """What becomes of the records; the sink has the same rows by both of its ways."""
     pipeline = shop.pipeline()
-    flow = Run(shop.spark, pipeline.declaration, pipeline.folder, shop.connection).prepare()
+    classifier = Run(shop.spark, pipeline.declaration, pipeline.folder, shop.connection).prepare()
     letters = [Letter(b"k", value, (), "p", "", "", "", "", "any", 0, at, 0, "") for at, value in enumerate(values)]
-    rows = flow.sort_out(originals(flow.spark, letters)).persist()
+    rows = classifier.classify(originals(classifier.spark, letters)).persist()
     (sink,) = pipeline.declaration.sinks
     good = rows.where("_outcome = 'written'")
     by_jobs = sinks.shape(sink, good)
-    by_driver = small_batches.sending(pipeline.declaration, sink, rows).where("_good").select(*by_jobs.columns)
+    by_driver = topic.sending(pipeline.declaration, sink, rows).where("_good").select(*by_jobs.columns)
     made = by_jobs.orderBy("_offset").collect()
     assert made == by_driver.orderBy("_offset").collect()
     for row, given in zip(made, good.orderBy("_offset").collect(), strict=True):

@@ -23,16 +23,16 @@ from pyspark.sql import functions as F
 
 from headrace.cluster import Cluster
 from headrace.errors import ConfigError, Failed, SetupError, UsageError
-from headrace.pipeline.declaration import Declaration
-from headrace.pipeline.duplicates import _marked_within
-from headrace.pipeline.ledger import BatchEntry
-from headrace.pipeline.rewind import Target, plan_rewind, rewind
-from headrace.pipeline.run import RunOptions
-from headrace.pipeline.sinks import write as write_sink
+from headrace.kafka import Kafka, NewTopic
+from headrace.kafka.read.consumer import consume
+from headrace.pipeline.books.ledger import BatchEntry
+from headrace.pipeline.books.rewind import Target, plan_rewind, rewind
+from headrace.pipeline.declare.declaration import Declaration
+from headrace.pipeline.pipeline import RunObserver
+from headrace.pipeline.spark.duplicates import _marked_within
+from headrace.pipeline.spark.sinks.sinks import write_sink
 from headrace.runtime.waiting import eventually
-from headrace.transport.admin import Admin, NewTopic
-from headrace.transport.consume import consume
-from headrace.transport.schemas import Registry
+from headrace.schemas.registry import Registry
 from tests.spark.pipelines import Workshop, send, totals
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def test_a_batch_that_failed_in_its_last_sink_is_not_written_twice_to_the_others
         return write_sink(sink, *rest)
 
     with monkeypatch.context() as patched:
-        patched.setattr("headrace.pipeline.sinks.write", broken)
+        patched.setattr("headrace.pipeline.spark.sinks.sinks.write_sink", broken)
         with pytest.raises(Failed, match="failed") as caught:
             shop.run()
     assert "the lights went out" in str(caught.value)
@@ -205,7 +205,7 @@ LATE = """
 from = "<topic>"
 decode = { json = "bus int, at timestamp" }
 event_time = "at"
-watermark = "10 minutes"
+watermark = "10m"
 into = { delta = "tables/windows", select = { line = "bus + 1", at = "at" }, where = "bus > 0", partition_by = "line" }
 aggregate = { by = ["line"], <window>, mode = "watermark", values = { seen = "count(*)" } }
 """
@@ -215,7 +215,7 @@ SESSIONS = {(0, 6): 2, (60, 66): 2}
 
 @pytest.mark.parametrize(
     ("window", "expected"),
-    [('window = "10 minutes", slide = "5 minutes"', SLIDING), ('session = "5 minutes"', SESSIONS)],
+    [('window = "600s", slide = "5 min"', SLIDING), ('session = "5 minutes"', SESSIONS)],
 )
 def test_rows_behind_the_watermark_are_kept_and_counted(
     shop: Workshop, headrace_topic: Topic, window: str, expected: dict[tuple[int, int], int]
@@ -279,7 +279,7 @@ def test_windows_duplicates_and_sinks_against_a_computation_of_their_own(
     tmp_path: Path, with_registry: Cluster, spark: SparkSession
 ) -> None:
     topic = f"everywhere-{uuid.uuid4().hex[:8]}"
-    Admin(with_registry).create_topics([NewTopic(topic, 1, 1)])
+    Kafka(with_registry).create_topics([NewTopic(topic, 1, 1)])
     shop = Workshop(tmp_path, with_registry, spark, with_registry.registry)
     shop.declare(EVERYWHERE, topic=topic)
     draw = random.Random(11)
@@ -434,7 +434,7 @@ def test_values_of_five_megabytes_topics_as_declared_and_records_that_expired_un
         {"value": text.decode()}
     ]
     send(shop.cluster, topic, [b"a", b"b", b"c"])
-    with Admin(shop.cluster) as admin:
+    with Kafka(shop.cluster) as admin:
         assert len(admin.topic(f"{topic}-copy").partitions) == 2
         admin.settle(admin.client.delete_records([TopicPartition(topic, 0, 4)]), "delete records")
     with pytest.raises(Failed, match="has not read are gone") as lost:
@@ -462,7 +462,7 @@ def test_a_run_waits_for_those_who_are_away_and_can_be_stopped_meanwhile(
     shop.declare(f'[pipelines.p]\nfrom = "{headrace_topic()}"\ndecode = "{decode}"\ninto = {{ delta = "t" }}\n')
     said: list[str] = []
     kafka = nowhere if who == "Kafka" else shop.cluster
-    run = shop.pipeline().begin(shop.spark, kafka, f"http://{nowhere}", RunOptions(say=said.append))
+    run = shop.pipeline().begin(shop.spark, kafka, f"http://{nowhere}", RunObserver(said.append))
     folder = shop.pipeline().folder
     eventually(lambda: folder.state.get("state") == "waiting", 60)
     assert said[0].startswith(f"waiting: no {who} answers at ")

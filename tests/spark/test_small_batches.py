@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from headrace.errors import Failed
-from headrace.pipeline import small_batches
-from headrace.pipeline.flow import Flow
-from headrace.pipeline.jobless import Projections
-from headrace.pipeline.kafka_sink import write_here
-from headrace.pipeline.ledger import Ledger
-from headrace.transport.consume import consume
-from headrace.transport.transactions import transaction
+from headrace.kafka.read.consumer import consume
+from headrace.kafka.transactions import transaction
+from headrace.pipeline.books.ledger import Ledger
+from headrace.pipeline.spark.classify import Classifier
+from headrace.pipeline.spark.internals import Projections
+from headrace.pipeline.spark.sinks.kafka import write_here
+from headrace.pipeline.spark.strategies import small_batches
 from tests.spark.pipelines import Workshop, send, totals
 
 Topic = Callable[..., str]
@@ -55,7 +55,7 @@ def carried(monkeypatch: pytest.MonkeyPatch) -> _Carried:
         seen.append(table.num_rows)
         return write_here(table, target)
 
-    monkeypatch.setattr("headrace.pipeline.small_batches.write_here", spy)
+    monkeypatch.setattr("headrace.pipeline.spark.strategies.small_batches.write_here", spy)
     return seen
 
 
@@ -184,8 +184,8 @@ def test_a_row_that_is_lost_on_the_way_makes_the_run_red(
     monkeypatch.setattr(small_batches, "_SMALL_RECORDS", small)
     source, *_ = _declared(shop, headrace_topic)
     send(shop.cluster, source, _records())
-    whole = Flow.sort_out
-    monkeypatch.setattr(Flow, "sort_out", lambda flow, *raw: whole(flow, *raw).where("_offset != 3"))
+    whole = Classifier.classify
+    monkeypatch.setattr(Classifier, "classify", lambda classifier, *raw: whole(classifier, *raw).where("_offset != 3"))
     with pytest.raises(Failed, match="does not balance"):
         shop.run()
 

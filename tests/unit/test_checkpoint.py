@@ -14,9 +14,11 @@ import pytest
 
 from headrace.errors import ConfigError, Failed, SetupError, UsageError
 from headrace.home import Home
-from headrace.pipeline.changes import Change, check_changes, compare, document, remember, remembered
-from headrace.pipeline.checkpoint import Checkpoint
-from headrace.pipeline.declaration import (
+from headrace.pipeline.books.checkpoint import Checkpoint
+from headrace.pipeline.books.folder import PipelineFolder
+from headrace.pipeline.books.rewind import Target, fork, plan_rewind, rewind, wipe
+from headrace.pipeline.declare.changes import Change, check_changes, compare, document, remember, remembered
+from headrace.pipeline.declare.declaration import (
     Aggregate,
     DeadLetters,
     Declaration,
@@ -27,8 +29,6 @@ from headrace.pipeline.declaration import (
     Trigger,
     Window,
 )
-from headrace.pipeline.folder import PipelineFolder
-from headrace.pipeline.rewind import Target, fork, plan_rewind, rewind, wipe
 from tests.conftest import Headrace
 
 _TABLE = Sink("delta", "tables/rows")
@@ -168,11 +168,11 @@ def test_what_a_rewind_means_is_said_for_each_sink(folder: PipelineFolder) -> No
     )
     said = "\n".join(plan_rewind(folder, declared(sinks=sinks), Target.parse("a:0=7")).consequences)
     assert "3 records are read again" in said
-    assert "tables/rows: their rows are written again and will be there twice" in said
-    assert "tables/hours: they are added again, so sums and counts come out too high" in said
-    assert "tables/best: keys are computed anew" in said
-    assert "out: their rows are sent again" in said
-    assert "batch 1 was begun and not finished" in said
+    assert "tables/rows: its rows are written again and will be duplicated" in said
+    assert "tables/hours: the records are added again, so sums and counts will be too high" in said
+    assert "tables/best: keys are recomputed" in said
+    assert "out: its rows are sent again" in said
+    assert "batch 1 was started and not finished" in said
     forward = plan_rewind(folder, declared(), Target.parse("a:0=12"))
     assert (forward.again, forward.skipped) == (0, 2)
     assert "2 records will never be read" in forward.consequences
@@ -319,9 +319,9 @@ def test_a_fork_warns_of_a_batch_that_both_will_write(tmp_path: Path, run: Headr
     home = Home(tmp_path / ".headrace")
     write_checkpoint(PipelineFolder(home, "trips").root / "checkpoint", {"a": {"0": 10}}, {"a": {"0": 30}}, committed=1)
     said = run("pipeline", "checkpoint", "fork", "trips", "more")
-    assert "warning: batch 1 was begun and not finished: both pipelines will write it\n" in said.err
+    assert "warning: batch 1 was started and not finished: both pipelines will write it\n" in said.err
     told = run("pipeline", "checkpoint", "fork", "trips", "others", "--json").json()
-    assert told["warnings"] == ["batch 1 was begun and not finished: both pipelines will write it"]
+    assert told["warnings"] == ["batch 1 was started and not finished: both pipelines will write it"]
 
 
 def test_a_fork_without_a_declaration_remembers_what_it_came_from(folder: PipelineFolder, tmp_path: Path) -> None:

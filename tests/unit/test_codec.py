@@ -14,9 +14,9 @@ import numpy
 import pytest
 
 from headrace.errors import CodecError, UsageError
-from headrace.transport.codec import Decoded, SchemaCodec
-from headrace.transport.codec.avro import Avro
-from headrace.transport.schemas import Kind, Reference, Schema
+from headrace.schemas import Decoded, SchemaCodec
+from headrace.schemas.codec.avro import Avro
+from headrace.schemas.registry import Kind, Reference, Schema
 
 RIDE: dict[str, Any] = {
     "type": "record",
@@ -330,7 +330,7 @@ def test_json_schema_is_checked_both_ways() -> None:
     assert found[0] == Decoded({"n": 1}, 1, 10)
     assert [str(error).splitlines()[0] for error in found[1:]] == [
         "'n' is a required property",
-        "its bytes are no JSON",
+        "its bytes cannot be parsed as JSON",
     ]
     assert ours.encode_many([{"n": "7"}], text=True) == [b'\0\0\0\0\1{"n":7}']
 

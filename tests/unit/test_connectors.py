@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.transport.connectors import properties_in, waiting
+from headrace.connect import properties_in, waiting
 
 
 def test_properties_are_read_as_java_reads_them() -> None:

@@ -10,7 +10,7 @@ import pytest
 from headrace.console.access import Access
 from headrace.console.server import Serving, own_folder
 from headrace.errors import UsageError
-from headrace.transport.client import Connection
+from headrace.kafka.client import Connection
 
 
 def test_the_token_is_new_at_every_start_and_nobody_elses(tmp_path: Path) -> None:

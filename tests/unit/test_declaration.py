@@ -11,7 +11,8 @@ import pytest
 
 from headrace.config import load
 from headrace.errors import ConfigError, HeadraceError
-from headrace.pipeline.declaration import Declaration, Deduplicate, Sink, declared, read
+from headrace.pipeline.declare.declaration import Declaration, Deduplicate, Sink
+from headrace.pipeline.declare.reading import declared, read
 from headrace.pipeline.pipeline import Pipeline
 
 _REALTIME = """
@@ -89,6 +90,15 @@ key   = "n"
         ('delta = "t/rows"', 'delta = "t/rows"\nwhere = 5', "line 9: into.where is 5"),
         ('["a", "b"]', "5", "line 3: from is 5"),
         ('["n"]\ndead', '7\ndead', "line 5: deduplicate.by is 7"),
+        ('topic = "out"', 'topic = "out"\nupsert = { key = ["n"] }', "line 14: upsert belongs to a delta"),
+        ('key   = "n"', 'changes = { key = ["n"] }', "line 14: changes belongs to a delta"),
+        ('delta = "t/rows"', 'delta = "x"\nchanges = { key = ["n"] }', "line 10: mode recompute needs the rows"),
+        ('{ m = "sum(m)" } }', '{ m = "sum(m)" } }\nupsert = { key = ["n"] }', "line 9: a sink has"),
+        ('delta = "t/rows"', 'delta = "t/rows"\nchanges = { sequence = "m" }', "line 7: changes need a key"),
+        ('delta = "t/rows"', 'delta = "t/rows"\nchanges = { key = "n", history = true }', "line 7: a history needs a"),
+        ('delta = "t/rows"', 'delta = "t/rows"\nchanges = { key = "n", history = 1 }', "line 9: history is 1"),
+        ('delta = "t/rows"', 'delta = "t/rows"\nupsert = { key = "n", history = true }', "line 9: unknown setting"),
+        ('delta = "t/rows"', 'delta = "x"\nupsert = { key = "n" }\nchanges = { key = "n" }', "line 9: a sink has"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused_with_its_line(tmp_path: Path, old: str, new: str, words: str) -> None:
@@ -100,6 +110,60 @@ def test_what_cannot_be_meant_is_refused_with_its_line(tmp_path: Path, old: str,
     with pytest.raises(ConfigError) as told:
         Pipeline.from_file(file, "p")
     assert words.replace("<here>", str(tmp_path)) in told.value.problem
+
+
+_LOOKUPS = """
+[pipelines.p]
+from   = "a"
+decode = { json = "n int" }
+into   = { delta = "t/rows" }
+[[pipelines.p.lookup]]
+table  = "t/zones"
+on     = ["n"]
+select = { name = "name" }
+[[pipelines.p.lookup]]
+topic  = "names"
+on     = { n = "id" }
+decode = { json = "id int, name string" }
+select = { other = "name" }
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('table  = "t/zones"', 'table  = "t/zones"\ntopic = "zones"', "line 6: a lookup names 2 places"),
+        ('table  = "t/zones"\n', "", "line 6: a lookup names no places"),
+        ('table  = "t/zones"', "table  = 5", "line 7: table is 5"),
+        ('table  = "t/zones"', 'table  = "t/../t/rows"', "line 7: the pipeline looks up t/../t/rows, which it writes"),
+        ('topic  = "names"', 'topic  = "names"\nschema = "id int"', "line 12: schema does not belong to a topic"),
+        ('table  = "t/zones"', 'table  = "t/zones"\ndecode = "text"', "line 8: decode does not belong to a table"),
+        ('on     = ["n"]\n', "", "line 6: the lookup has no key"),
+        ('on     = ["n"]', "on     = []", "line 6: the lookup has no key"),
+        ('on     = ["n"]', 'on     = { n = 5 }', "line 8: on is {'n': 5}"),
+        ('on     = ["n"]', 'on     = 5', "line 8: lookup.on is 5"),
+        ('{ name = "name" }', "{}", "line 6: the lookup selects nothing"),
+        ('{ name = "name" }', '{ _name = "name" }', "line 9: lookup.select._name begins with an underscore"),
+        ('on     = ["n"]', 'on     = ["n"]\nunmatched = "drop"', "line 9: unknown unmatched 'drop'"),
+        ('on     = ["n"]', 'on     = ["n"]\nmatched = "one"', "line 9: "),
+        ('json = "id int, name string"', "json = 5", "line 13: json needs to know the fields"),
+        ('{ json = "id int, name string" }', '"debezium"', "line 13: a lookup does not read events of Debezium"),
+        ('from   = "a"', 'from   = "a"\ntrigger = "realtime"\ndead_letters = "d"',
+         "a lookup does not go together with realtime"),
+        ('{ delta = "t/rows" }', '{ delta = "t/rows", aggregate = { values = { n = "count(*)" }, mode = "watermark" } }'
+         '\nevent_time = "n"\nwatermark = "1 hour"', "does not go together with an aggregate of mode watermark"),
+    ],
+)  # fmt: skip
+def test_what_a_lookup_cannot_mean_is_refused_with_its_line(tmp_path: Path, old: str, new: str, words: str) -> None:
+    file = tmp_path / "headrace.toml"
+    file.write_text(_LOOKUPS, encoding="utf-8")
+    zones, names = Pipeline.from_file(file, "p").declaration.lookups
+    assert (zones.on, names.on, names.rule) == ({"n": "`n`"}, {"n": "id"}, "lookup names")
+    assert old in _LOOKUPS
+    file.write_text(_LOOKUPS.replace(old, new), encoding="utf-8")
+    with pytest.raises(ConfigError) as told:
+        Pipeline.from_file(file, "p")
+    assert words in told.value.problem
 
 
 def test_what_python_says_is_checked_too(tmp_path: Path) -> None:
@@ -131,6 +195,9 @@ _ALL: dict[str, Any] = {
             {"delta": "rows", "select": {"n": "n"}, "where": "n > 1", "partition_by": ["n"]},
             {"delta": "sums", "aggregate": {
                 "by": ["n"], "values": {"c": "count(*)"}, "window": "1 day", "slide": "1 hour", "mode": "merge"}},
+            {"delta": "latest", "changes": {
+                "key": ["n"], "sequence": ["at", "n"], "delete_when": "n = 0", "history": True}},
+            {"delta": "upserted", "upsert": {"key": ["n"], "sequence": "at"}},
             {"topic": "out", "key": "n", "format": "json"}],
         "dead_letters": {"table": "dead"}, "trigger": "1 second", "max_records_per_batch": 5,
         "spark": {"a": "b"}, "kafka": {"c": "d"}, "checkpoint": "c",

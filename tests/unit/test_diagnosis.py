@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from headrace.pipeline.dead_letters import Letter, summary
-from headrace.pipeline.declaration import Declaration, Decode, Rule, Sink
-from headrace.pipeline.diagnosis import diagnose, parse_ddl
+from headrace.pipeline.books.dead_letters import Letter, summary
+from headrace.pipeline.books.diagnosis import diagnose, parse_ddl
+from headrace.pipeline.declare.declaration import Declaration, Decode, Rule, Sink
 
 _FIELDS = (
     "id long NOT NULL COMMENT 'the, id', name string, small tinyint, ratio double, ok boolean, price decimal(10, 2), "
@@ -32,17 +32,17 @@ def declared(format_: Any = "json", schema: str | None = _FIELDS, **more: Any) -
     ("value", "words"),
     [
         (None, "the value is null"),
-        (b'{"name": "a\xffb"}', "byte 11 (0xff) is no UTF-8: invalid start byte"),
+        (b'{"name": "a\xffb"}', "byte 11 (0xff) is not valid UTF-8: invalid start byte"),
         (b'{"id": 1,, "name": 2}', "at character 9: "),
         (b'{"id": 1', "at character 8: Expecting ',' delimiter"),
         (b"", "at character 0: Expecting value"),
-        (b'{"id": 1} {"id": 2}', "behind the first value, at character 10, begins another"),
+        (b'{"id": 1} {"id": 2}', "another value begins at character 10"),
         (b"[1, 2]", "it is a list, not an object"),
         (b"null", "it is null, not an object"),
         (b'"text"', "it is text, not an object"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"id": "12"}', 'field id: "12" is text, not a long'),
-        (b'{"id": 1.5}', "field id: 1.5 is no whole number, but the field is a long"),
+        (b'{"id": 1.5}', "field id: 1.5 is not a whole number, but the field is a long"),
         (b'{"id": true}', "field id: true is a boolean, not a long"),
         (b'{"id": 9223372036854775808}', "field id: 9223372036854775808 is out of the range of a long"),
         (b'{"small": 128}', "field small: 128 is out of the range of a tinyint"),
@@ -76,7 +76,7 @@ def test_ddl() -> None:
     ("line", "words"),
     [
         (b"1,a", "it has 2 cells, 3 fields are declared"),
-        (b"1,a,x", "field n: 'x' is no int"),
+        (b"1,a,x", "field n: 'x' is not a valid int"),
         (b"1,a,99999999999", "field n: 99999999999 is out of the range of an int"),
     ],
 )

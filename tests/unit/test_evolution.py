@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 
 from headrace.errors import UsageError
-from headrace.transport.evolution import diff, explain, field_at
-from headrace.transport.schema_files import read_schema
-from headrace.transport.schemas import Kind, Schema
+from headrace.schemas.codec.proto_text import parse_proto
+from headrace.schemas.evolution import diff, explain, field_at
+from headrace.schemas.files import read_schema
+from headrace.schemas.registry import Kind, Schema
 
 
 def record(*fields: dict[str, Any], name: str = "Ride") -> dict[str, Any]:
@@ -75,6 +77,22 @@ def test_differences_of_json_schema_and_protobuf() -> None:
         "Ride.a: int32 = 1 became string = 1",
         "Ride.In.c: added, bool = 1",
     ]
+    before = 'syntax = "proto3"; message A { oneof one { string d = 3; } map<string, B> m = 2; message B {} }'
+    after = 'syntax = "proto3"; message A { optional .A.B d = 3 [deprecated = true]; message B {} }'
+    assert list(map(str, diff(schema(before, "PROTOBUF"), schema(after, "PROTOBUF")))) == [
+        "A.one.d: removed, was string = 3",
+        "A.m: removed, was map<string, B> = 2",
+        "A.d: added, optional .A.B = 3",
+    ]
+    # Some clients register the descriptor in base64, in which types are named in full.
+    registered = [base64.b64encode(parse_proto(text, "a").SerializeToString()).decode() for text in (before, after)]
+    assert [each.field for each in diff(*(schema(text, "PROTOBUF") for text in registered))] == [
+        "A.one.d",
+        "A.m",
+        "A.d",
+    ]
+    odd = schema("message A { optional group G = 1 { optional int32 a = 2; } }", "PROTOBUF")
+    assert [each.words for each in explain(odd, [odd], "BACKWARD", "no groups")] == ["no groups"]
     with pytest.raises(UsageError, match="one schema is JSON"):
         diff(schema(old, "JSON"), schema(before, "PROTOBUF"))
 

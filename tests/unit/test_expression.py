@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import UsageError
-from headrace.transport.expression import Expression
+from headrace.kafka.browse.expression import Expression
 
 FACTS: dict[str, Any] = {
     "key": "bus-7",
@@ -37,6 +37,13 @@ FACTS: dict[str, Any] = {
         "size >= 100 or value.trip / 0 == 1",
         'contains(value.items, "x") or true',
         'value["city"] != "Oslo"',
+        "value.city <> 'Oslo' AND value.trip = 1700",
+        "value.city like 'P%t_' and value.city not like 'P' and key like '%-%'",
+        "value.trip between 1700 and 1800 and offset not between 1 and 40",
+        "value.missing is null and value.city IS NOT NULL and not value.missing is not None",
+        "partition in (2) and partition in (1, 2,) and 'bus' in (key)",
+        "`value`.`city` = 'Porto' and value.items[0x0].price > -1_000",
+        '"\\u0062us\\t" == "bus\t" and \'it\'\'s\' == "it\'s"',
     ],
 )
 def test_what_matches(text: str) -> None:
@@ -55,6 +62,10 @@ def test_what_matches(text: str) -> None:
         "value.trip / 0 > 1",
         '"x" in value.missing',
         "value.city.missing == 1",
+        "value.missing like '%'",
+        "value.trip like '%'",
+        "value.trip between 'a' and 'z'",
+        f"'{'a' * 200}' like '{'%a' * 100}%b'",
     ],
 )
 def test_what_does_not_match_and_does_not_fail(text: str) -> None:
@@ -85,6 +96,10 @@ def test_what_does_not_match_and_does_not_fail(text: str) -> None:
         "(x := 5)",
         "lower(key, key)",
         "lower(*key)",
+        "value.trip not 5",
+        "value.trip = ",
+        "+key",
+        "'open",
         "import os",
         "[" * 200 + "1" + "]" * 200,
         "not " * 400 + "true",

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cluster import Cluster, cluster
+from headrace.cluster import Cluster, nodes
 from headrace.cluster import spec as plans
 from headrace.config import load
 from headrace.errors import TimedOut
 from headrace.home import Home
-from headrace.pipeline.driver import Driver
-from headrace.pipeline.folder import PipelineFolder
+from headrace.pipeline.background import Background
+from headrace.pipeline.books.folder import PipelineFolder
 from headrace.runtime.process import Supervised
 from headrace.runtime.waiting import eventually
 from tests.conftest import Headrace
@@ -24,7 +24,7 @@ from tests.conftest import Headrace
 AT_WORK = """
 import pathlib, sys, time
 from headrace.home import Home
-from headrace.pipeline.folder import PipelineFolder
+from headrace.pipeline.books.folder import PipelineFolder
 with PipelineFolder(Home(pathlib.Path(sys.argv[1])), "slow").lock():
     while not pathlib.Path("gate").exists():
         time.sleep(0.02)
@@ -42,41 +42,41 @@ signal.pause()
 
 
 @pytest.fixture
-def driver(tmp_path: Path) -> Iterator[Driver]:
+def background(tmp_path: Path) -> Iterator[Background]:
     """A driver that runs the pipeline `slow`."""
     (tmp_path / "headrace.toml").write_text('[pipelines.slow]\nfrom = "t"\ninto = { delta = "tables/slow" }\n')
     home = Home(tmp_path / ".headrace")
-    driver, folder = Driver(home), PipelineFolder(home, "slow")
+    background, folder = Background(home), PipelineFolder(home, "slow")
     folder.create()
-    driver.folder.mkdir()
+    background.folder.mkdir()
     folder.wanted_file.write_text("{}")
-    argv = [sys.executable, "-c", AT_WORK, str(home.root), driver.process.marker]
-    process = driver.process.spawn(argv, output=driver.log, environment=dict(os.environ))
+    argv = [sys.executable, "-c", AT_WORK, str(home.root), background.process.marker]
+    process = background.process.spawn(argv, output=background.log, environment=dict(os.environ))
     try:
         eventually(lambda: folder.holder == process.pid, 20)
-        yield driver
+        yield background
     finally:
-        driver.process.kill()
+        background.process.kill()
 
 
-def test_a_long_batch_can_be_waited_for(driver: Driver, run: Headrace) -> None:
+def test_a_long_batch_can_be_waited_for(background: Background, run: Headrace) -> None:
     late = run("pipeline", "stop", "slow", "--timeout", "200ms")
     assert late.code == 1
     assert "slow did not end within 0.2 s" in late.err
-    assert "a pipeline ends after the batch at work" in late.err
+    assert "a pipeline ends after the current batch" in late.err
     assert "headrace pipeline stop slow --timeout 1h waits on" in late.err
     again = run("pipeline", "stop", "slow", "--timeout", "0s")
     assert "slow did not end within 0 s" in again.err
-    (driver.folder / "gate").touch()
-    driver.stop(PipelineFolder(driver.home, "slow"))
+    (background.folder / "gate").touch()
+    background.stop("slow")
     assert run("pipeline", "stop", "slow").err == "slow did not run\n"
 
 
-def test_a_long_batch_can_be_ended(driver: Driver, run: Headrace) -> None:
+def test_a_long_batch_can_be_ended(background: Background, run: Headrace) -> None:
     assert run("pipeline", "stop", "--all", "--timeout", "0s").code == 1
     ended = run("pipeline", "stop", "slow", "--now")
     assert (ended.code, ended.err) == (0, "slow was stopped in the middle of a batch: its next run repeats it\n")
-    assert driver.process.find() is None
+    assert background.process.find() is None
 
 
 def test_a_node_that_cannot_be_paused_yet_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_a_node_that_cannot_be_paused_yet_is_named(tmp_path: Path, monkeypatch: 
     process = node.spawn([sys.executable, "-c", DEAF, node.marker], output=tmp_path / "log", environment=os.environ)
     try:
         eventually(process.children, 20)
-        monkeypatch.setattr(cluster, "_SIGNAL_WITHIN_S", 0.2)
+        monkeypatch.setattr(nodes, "_SIGNAL_TIMEOUT_S", 0.2)
         with pytest.raises(TimedOut, match=r"broker-2 is not paused yet, 0.2 s after SIGSTOP") as raised:
             Cluster(tmp_path).pause(2)
         assert "headrace status shows when it is paused" in (raised.value.hint or "")

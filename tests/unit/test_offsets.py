@@ -8,8 +8,8 @@ from datetime import datetime
 import pytest
 
 from headrace.errors import UsageError
-from headrace.transport.groups import ResetTo
-from headrace.transport.offsets import Start, Until, parse_span
+from headrace.kafka import ResetTo
+from headrace.kafka.bounds import Start, Until
 
 
 def test_starts() -> None:
@@ -40,8 +40,3 @@ def test_numbers_that_kafka_cannot_hold_are_refused(text: str) -> None:
     for parse in (Start.parse, ResetTo.parse, lambda text: Until.parse(f"count:{text}")):
         with pytest.raises(UsageError, match="invalid value"):
             parse(text)
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("250ms", 0.25), ("2s", 2), ("10min", 600), ("1h", 3600), ("1.5", 1.5)])
-def test_spans(text: str, seconds: float) -> None:
-    assert parse_span(text) == pytest.approx(seconds)

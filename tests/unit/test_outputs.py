@@ -7,15 +7,15 @@ import json
 import os
 import resource
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow.parquet as pq
 import pytest
 
 from headrace.cli.output import print_table
 from headrace.errors import Failed, UsageError
-from headrace.transport.consume import Batch
-from headrace.transport.outputs import (
+from headrace.kafka.read.consumer import Batch
+from headrace.kafka.read.outputs import (
     CSV_HEADING,
     OrderCheck,
     ParquetWriter,
@@ -28,6 +28,9 @@ from headrace.transport.outputs import (
     table,
     values_encoder,
 )
+
+if TYPE_CHECKING:
+    from headrace.kafka.client import Message
 
 
 class Read:
@@ -59,7 +62,7 @@ class Read:
 
 
 def batch(*messages: Read) -> Batch:
-    return Batch(1, list(messages))
+    return Batch(1, cast("list[Message]", list(messages)))
 
 
 def test_ndjson_holds_everything_and_any_bytes() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.transport.pace import Clock, Pace
+from headrace.kafka.write.pace import Clock, Pace
 
 
 def test_without_wishes_everything_goes_at_once() -> None:

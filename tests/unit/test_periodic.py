@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 
-from headrace.runtime.periodic import Rounds
+from headrace.runtime.periodic import Periodic
 from headrace.runtime.waiting import eventually
 
 
-class Counting(Rounds):
+class Counting(Periodic):
     def __init__(self, rest_s: float) -> None:
         super().__init__("counting")
         self.looks = 0
         self._rest_s = rest_s
 
-    def look(self) -> float:
+    def poll(self) -> float:
         self.looks += 1
         return self._rest_s
 
@@ -28,7 +28,7 @@ def test_it_looks_as_long_as_the_block_lasts() -> None:
 def test_a_rest_ends_when_it_is_told_to_look() -> None:
     with Counting(3600) as counting:
         eventually(lambda: counting.looks == 1, 10)
-        counting.look_now()
+        counting.poll_now()
         eventually(lambda: counting.looks == 2, 10)
 
 
@@ -42,9 +42,9 @@ def test_a_round_that_hangs_is_left_to_itself() -> None:
     released = threading.Event()
 
     class Hanging(Counting):
-        def look(self) -> float:
+        def poll(self) -> float:
             released.wait(30)
-            return super().look()
+            return super().poll()
 
     hanging = Hanging(0)
     hanging.start()

@@ -12,8 +12,8 @@ import pytest
 
 from headrace.errors import SetupError
 from headrace.home import Home
-from headrace.pipeline.folder import PipelineFolder
-from headrace.pipeline.ledger import BatchEntry, Ledger, SinkCount
+from headrace.pipeline.books.folder import PipelineFolder
+from headrace.pipeline.books.ledger import BatchEntry, Ledger, SinkCount
 
 
 @contextmanager

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from headrace.errors import Failed, UsageError
-from headrace.transport.plot import Scatter, Series
-from headrace.transport.records import Record
+from headrace.kafka.read.plot import Scatter, Series
+from headrace.kafka.read.records import Record
 
 
 def record(value: object, topic: str = "iris", partition: int = 0) -> Record:

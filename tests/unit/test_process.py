@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.home import write_json
+from headrace.home import Home, write_json
 from headrace.runtime.process import Supervised, plain_environment, strays
 from headrace.runtime.waiting import eventually
+from tests.conftest import Headrace
 
 _PAUSE = "import signal; signal.pause()"
 
@@ -112,3 +113,23 @@ def test_java_gets_no_options_behind_our_back(monkeypatch: pytest.MonkeyPatch) -
     environment = plain_environment()
     assert "JAVA_TOOL_OPTIONS" not in environment
     assert environment["LC_ALL"] == "C.UTF-8"
+
+
+def test_the_doctor_leaves_a_running_lab_of_another_home_alone(tmp_path: Path, run: Headrace) -> None:
+    labs = Home(tmp_path / "theirs" / "labs")
+    labs.create()
+    console = Supervised(labs.root / "console")
+    console.folder.mkdir()
+    (tmp_path / "ours").mkdir()
+    process = console.spawn(
+        [sys.executable, "-c", _PAUSE, console.marker],
+        output=tmp_path / "out.log", environment=plain_environment(),
+    )  # fmt: skip
+    try:
+        eventually(process.cmdline, 30)
+        console.forget()
+        with labs.lock("running labs"):
+            assert f"pid {process.pid}" not in run("doctor", home=tmp_path / "ours").out
+        assert f"pid {process.pid} runs without a record" in run("doctor", home=tmp_path / "ours").out
+    finally:
+        process.kill()

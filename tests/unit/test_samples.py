@@ -14,10 +14,21 @@ import fastavro
 import pytest
 
 from headrace.errors import UsageError
-from headrace.samples import RIDE_VERSIONS, Sample, breadcrumbs, customers, iris, ride_schema, taxi
+from headrace.kafka.write.inputs import InputOptions, RecordReader, Shape
+from headrace.samples import (
+    RIDE_VERSIONS,
+    Sample,
+    breadcrumbs,
+    changes,
+    customers,
+    iris,
+    ride_schema,
+    stops,
+    taxi,
+    zones,
+)
 from headrace.samples.breadcrumb import KINDS
 from headrace.samples.sample import Format
-from headrace.transport.inputs import InputOptions, RecordReader, Shape
 from tests.conftest import Headrace
 
 
@@ -32,7 +43,7 @@ def number(text: Any) -> int:
     return int(text)
 
 
-@pytest.mark.parametrize("sample", [breadcrumbs, taxi, customers])
+@pytest.mark.parametrize("sample", [breadcrumbs, taxi, zones, customers, changes])
 def test_the_same_seed_gives_the_same_bytes(sample: Any) -> None:
     assert written(sample(500, 3)) == written(sample(500, 3))
     assert written(sample(500, 3)) != written(sample(500, 4))
@@ -71,6 +82,31 @@ def test_buses_drive_inside_the_city_forwards_and_past_midnight() -> None:
         meters = [meters for _, meters in sorted(places)]
         assert meters == sorted(meters)
     assert max(at for places in trips.values() for at, _ in places) > 86_400
+
+
+def test_stop_events_belong_to_the_breadcrumbs_of_the_same_seed() -> None:
+    seen: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    for record in breadcrumbs(60_000, 5):
+        seen[number(record["EVENT_NO_TRIP"])].add((number(record["EVENT_NO_STOP"]), number(record["VEHICLE_ID"])))
+    events: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for event in stops(60_000, 5):
+        events[event["trip_id"]].append(event)
+    assert written(stops(60_000, 5)) == written(stops(60_000, 5)) != written(stops(60_000, 6))
+    assert list(stops(0)) == []
+    for trip, places in seen.items():
+        if trip in events:
+            assert places <= {(event["stop_id"], event["vehicle_number"]) for event in events[trip]}
+    assert 0.01 < len(seen.keys() - events.keys()) / len(seen) < 0.12
+    assert 0.01 < len(events.keys() - seen.keys()) / len(seen) < 0.15
+    whole = [{(e["route_number"], e["direction"], e["service_key"]) for e in trip} for trip in events.values()]
+    assert all(len(ways) == 1 for ways in whole)
+    assert {direction for ways in whole for _, direction, _ in ways} == {0, 1}
+    services = Counter(service for ways in whole for *_, service in ways)
+    assert services["W"] > 0.6 * len(whole)
+    assert len(services) > 2
+    for driven in events.values():
+        assert [event["sequence"] for event in driven] == list(range(1, len(driven) + 1))
+        assert all(a["leave_time"] <= b["arrive_time"] <= b["leave_time"] for a, b in pairwise(driven))
 
 
 def test_trips_are_stored_out_of_order_but_time_ascends_within_them() -> None:
@@ -195,6 +231,15 @@ def test_customers_have_no_header_row_and_nine_columns() -> None:
     assert ' ",' in text
 
 
+def test_zones_are_a_table_in_which_most_rides_are_found() -> None:
+    table = {zone["LocationID"]: zone for zone in zones()}
+    assert list(table) == list(range(1, 261))
+    assert len({zone["Zone"] for zone in zones(3000)}) == 3000
+    assert list(zones(50)) == list(zones())[:50]
+    missing = [ride for ride in taxi(5000) if ride["PULocationID"] not in table]
+    assert 20 < len(missing) < 120
+
+
 def test_iris_is_the_table_of_1936() -> None:
     rows = list(iris())
     assert Counter(row["class"] for row in rows) == {"setosa": 50, "versicolor": 50, "virginica": 50}
@@ -225,3 +270,21 @@ def test_the_command_streams_to_standard_output(run: Headrace) -> None:
     refused = run("sample", "breadcrumbs", "--format", "csv", "--damage", "null=0.1")
     assert refused.code == 2
     assert "ndjson" in refused.err
+
+
+def test_changes_come_late_twice_and_in_disorder_with_the_deletes_of_rows_that_were_there() -> None:
+    events = list(changes(20_000, seed=2))
+    places = [event["source"]["lsn"] for event in events]
+    late = sum(at < max(places[max(0, n - 400) : n], default=0) for n, at in enumerate(places))
+    assert 0.05 < late / 20_000 < 0.2
+    assert 0.02 < 1 - len(set(places)) / 20_000 < 0.05
+    assert 0.03 < sum(event["op"] == "d" for event in events) / 20_000 < 0.1
+    # Put in order, they are the life of each customer.
+    living: set[int] = set()
+    for event in {event["source"]["lsn"]: event for event in sorted(events, key=lambda e: number(e["ts_ms"]))}.values():
+        row, op = event["before"] if event["op"] == "d" else event["after"], event["op"]
+        assert (row["id"] in living) == (op != "c")
+        (living.discard if op == "d" else living.add)(row["id"])
+    assert [event["ts_ms"] for event in sorted(events, key=lambda e: number(e["source"]["lsn"]))] == sorted(
+        event["ts_ms"] for event in events
+    )

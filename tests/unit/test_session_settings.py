@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.pipeline.session import SessionSpec, _settings
+from headrace.pipeline.spark.session import SessionSpec, _settings
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,17 @@ import numpy as np
 import pytest
 
 from headrace.errors import Failed, UsageError
-from headrace.transport.inputs import InputBatch, Place
-from headrace.transport.shaping import Dealer, Outgoing, Route, Shaper, Shaping, encode_value, parse_route, timestamp_ms
+from headrace.kafka.write.inputs import InputBatch, Place
+from headrace.kafka.write.shaping import (
+    Dealer,
+    Outgoing,
+    Route,
+    Shaper,
+    Shaping,
+    encode_value,
+    parse_route,
+    timestamp_ms,
+)
 
 
 def batch(*objects: Any) -> InputBatch:

@@ -47,7 +47,7 @@ def test_an_unsigned_copy_has_all_classes() -> None:
 
 def test_naming_the_class_path_does_not_load_pyspark() -> None:
     code = (
-        "import sys, headrace.pipeline.session, headrace.runtime.spark\n"
+        "import sys, headrace.pipeline.spark.session, headrace.runtime.spark\n"
         "headrace.runtime.spark.pyspark_jars(); print('pyspark' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"

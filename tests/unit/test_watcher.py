@@ -72,7 +72,7 @@ _NODES = [Node(f"broker-{n}", n, broker=True, controller=True, controller_port=n
 
 
 class Voters(controllers.Controllers):
-    """Controllers that answer as they are told to, and remember who was told of which end of an epoch."""
+    """Controllers that answer as they are asked to, and remember who was told of which end of an epoch."""
 
     def answering(self, leaders: dict[int, tuple[int, int]], heartbeat: int = 0) -> Voters:
         self.__dict__.update(leaders=leaders, heartbeat=heartbeat, ends=[])
@@ -100,13 +100,13 @@ def test_each_follower_is_told_once_that_the_epoch_has_ended_and_one_at_a_time(m
     clock: Any = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
     monkeypatch.setattr(controllers, "time", clock)
     voters = Voters("id", _NODES).answering({2: (1, 7), 3: (1, 7)})
-    told: controllers.Told = {}
+    asked: controllers.Asked = {}
     for expected in ([2], [2, 3], [2, 3]):
-        assert voters.report_silent(_NODES[0], 5, told) is None
+        assert voters.report_silent(_NODES[0], 5, asked) is None
         assert [(voter, 1, 7, voter) for voter in expected] == ends_of(voters)
         clock.now += 0.5
     clock.now += 1.5
-    voters.report_silent(_NODES[0], 5, told)
+    voters.report_silent(_NODES[0], 5, asked)
     assert len(ends_of(voters)) == 3
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.pipeline import failures
+from headrace.pipeline.spark import failures
 
 _CALL = """An error occurred while calling o935.writeBatches.
 : org.apache.spark.SparkException: Exception thrown in awaitResult:
@@ -26,9 +26,9 @@ Caused by: org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms e
     ],
 )  # fmt: skip
 def test_what_java_says_is_told_in_a_line(text: str, told: str) -> None:
-    assert failures.short(Exception(text)) == told
+    assert failures.one_line(Exception(text)) == told
 
 
 def test_a_kafka_that_is_away_is_waited_for() -> None:
-    assert failures.passes(Exception(_CALL))
-    assert not failures.passes(Exception("[DIVIDE_BY_ZERO] Division by zero"))
+    assert failures.is_temporary(Exception(_CALL))
+    assert not failures.is_temporary(Exception("[DIVIDE_BY_ZERO] Division by zero"))

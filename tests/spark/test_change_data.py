@@ -1,0 +1,235 @@
+"""Changes by key: late, repeated and shuffled ones, cut into batches in any way, against a replay in plain Python."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from headrace.errors import ConfigError, HeadraceError
+from headrace.pipeline.spark import internals
+from headrace.samples import changes
+from headrace.tables.table import read_table
+from tests.spark.pipelines import Workshop, send, totals
+
+Topic = Callable[..., str]
+Event = dict[str, Any]
+
+_ROW = "id long, name string, city string, points int"
+_DECLARED = """
+[pipelines.p]
+from = "<topic>"
+decode = { debezium = "<row>" }
+max_records_per_batch = <batch>
+[[pipelines.p.into]]
+delta = "latest"
+changes = { key = ["id"], sequence = "ts_ms" }
+[[pipelines.p.into]]
+delta = "history"
+select = { id = "id", city = "city", points = "points", lsn = "lsn", ts_ms = "ts_ms" }
+changes = { key = ["id"], sequence = ["ts_ms", "lsn"], history = true }
+[[pipelines.p.into]]
+delta = "highest"
+where = "op != 'd'"
+select = { city = "city", points = "points", id = "id" }
+upsert = { key = ["city"], sequence = ["points", "-id"] }
+"""
+
+
+# -- the oracle --------------------------------------------------------------------------------------------------------
+
+
+def _row(event: Event) -> Event:
+    row = event["before"] if event["op"] == "d" else event["after"]
+    return {**row, "op": event["op"], "ts_ms": event["ts_ms"], "lsn": event["source"]["lsn"], "file": None, "pos": None}
+
+
+def _by_key(events: Iterable[Event]) -> dict[int, list[Event]]:
+    """The rows of each customer in the order in which they were made."""
+    found: dict[int, dict[int, Event]] = defaultdict(dict)
+    for row in map(_row, events):
+        found[row["id"]][row["ts_ms"]] = row
+    return {key: [rows[at] for at in sorted(rows)] for key, rows in found.items()}
+
+
+def _latest(events: list[Event]) -> list[Event]:
+    return [rows[-1] for rows in _by_key(events).values() if rows[-1]["op"] != "d"]
+
+
+def _history(events: list[Event]) -> list[Event]:
+    found = []
+    for rows in _by_key(events).values():
+        for row, after in zip(rows, [*rows[1:], None], strict=True):
+            if row["op"] != "d":
+                kept = {name: row[name] for name in ("id", "city", "points", "lsn", "ts_ms")}
+                end = after["ts_ms"] if after else None
+                found.append({**kept, "valid_from": row["ts_ms"], "valid_to": end, "current": after is None})
+    return found
+
+
+def _highest(events: list[Event]) -> list[Event]:
+    best: dict[str, Event] = {}
+    for row in (event["after"] for event in events if event["op"] != "d"):
+        known = best.get(row["city"])
+        if known is None or (row["points"], -row["id"]) >= (known["points"], -known["id"]):
+            best[row["city"]] = {name: row[name] for name in ("city", "points", "id")}
+    return list(best.values())
+
+
+def _sorted(rows: Iterable[Event]) -> list[str]:
+    return sorted(json.dumps(row, sort_keys=True) for row in rows)
+
+
+def _require_right(shop: Workshop, events: list[Event]) -> None:
+    assert _sorted(shop.rows("latest")) == _sorted(_latest(events))
+    assert _sorted(shop.rows("history")) == _sorted(_history(events))
+    assert _sorted(shop.rows("highest")) == _sorted(_highest(events))
+    # Others see the same, without Spark.
+    rows = [row for batch in read_table(shop.folder / "latest").batches() for row in batch.to_pylist()]
+    assert _sorted(rows) == _sorted(_latest(events))
+
+
+# -- tests -------------------------------------------------------------------------------------------------------------
+
+
+def test_changes_in_any_order_and_any_batches_make_the_same_tables(shop: Workshop, headrace_topic: Topic) -> None:
+    events = list(changes(600, seed=5))
+    topic = headrace_topic(partitions=3)
+    shop.declare(_DECLARED, topic=topic, row=_ROW, batch="1000")
+    send(shop.cluster, topic, [*events[:300], None])
+    assert totals(shop.run()) == {"written": 300, "filtered": 1}
+    assert shop.pipeline().ledger.by_rule() == [("filtered", "tombstone", 1)]
+    _require_right(shop, events[:300])
+    # The rest comes in another order, and some of the first again.
+    chance = random.Random(3)
+    rest = [*events[300:], *chance.sample(events[:300], 60)]
+    chance.shuffle(rest)
+    send(shop.cluster, topic, rest)
+    report = shop.run()
+    assert totals(report) == {"written": 360}
+    _require_right(shop, events)
+    latest, history, highest = report.sinks
+    assert [(s.taken, s.skipped) for s in (latest, history)] == [(360, 0)] * 2
+    deletes = sum(event["op"] == "d" for event in rest)
+    assert (highest.taken, highest.skipped) == (360 - deletes, deletes)
+    for sink in report.sinks:
+        assert (sink.applied or 0) + (sink.deleted or 0) + (sink.superseded or 0) == sink.taken
+    assert latest.deleted
+    assert latest.superseded
+    assert highest.deleted == 0
+    # What was deleted is remembered beside the table; no column of it shows that.
+    assert {column.name for column in read_table(shop.folder / "latest").columns} == set(_row(events[0]))
+    _test_a_replay_counts_and_changes_nothing(shop)
+
+
+def _test_a_replay_counts_and_changes_nothing(shop: Workshop) -> None:
+    """A rewound pipeline reads everything again under new batch numbers: the tables stay what they are."""
+    before = {table: _sorted(shop.rows(table)) for table in ("latest", "history", "highest")}
+    pipeline = shop.pipeline()
+    pipeline.rewind(pipeline.plan_rewind("beginning", shop.cluster))
+    report = shop.run()
+    assert totals(report) == {"written": 660, "filtered": 1}
+    assert {table: _sorted(shop.rows(table)) for table in before} == before
+
+
+def test_a_batch_that_was_cut_off_is_repeated_with_the_same_outcomes(
+    shop: Workshop, headrace_topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deletes are committed before the rows; the run ends once between the two, and once behind both."""
+    events = list(changes(200, seed=9))
+    topic = headrace_topic()
+    shop.declare(_DECLARED.rpartition("[[pipelines.p.into]]")[0], topic=topic, row=_ROW, batch="1000")
+    send(shop.cluster, topic, events[:120])
+    totals(shop.run())
+    send(shop.cluster, topic, events[120:])
+    replace = internals.replace_in_delta
+    for is_written in (False, True):
+
+        def cut_off(path: str, *given: Any, is_written: bool = is_written) -> None:
+            if is_written:
+                replace(path, *given)
+            raise RuntimeError("cut off")
+
+        monkeypatch.setattr(internals, "replace_in_delta", cut_off)
+        with pytest.raises(HeadraceError, match="failed"):
+            shop.run()
+    monkeypatch.undo()
+    report = shop.run()
+    assert totals(report) == {"written": 80}
+    assert _sorted(shop.rows("latest")) == _sorted(_latest(events))
+    assert _sorted(shop.rows("history")) == _sorted(_history(events))
+    latest, history = report.sinks
+    # Nothing of the interrupted attempt counts: each outcome is that of the first time.
+    last: dict[int, int] = {}
+    for row in map(_row, events[:120]):
+        last[row["id"]] = max(last.get(row["id"], 0), row["ts_ms"])
+    new = _by_key(events[120:])
+    holding = [rows[-1] for key, rows in new.items() if rows[-1]["ts_ms"] >= last.get(key, 0)]
+    assert latest.applied == sum(row["op"] != "d" for row in holding)
+    assert latest.deleted == sum(row["op"] == "d" for row in holding)
+    assert latest.superseded == 80 - len(holding)
+    assert history.superseded == 80 - sum(map(len, new.values()))
+
+
+_PLAIN = """
+[pipelines.p]
+from = "<topic>"
+decode = { json = "id int, at timestamp, text string, gone boolean" }
+[pipelines.p.into]
+delta = "t"
+select = { id = "id", at = "at", n = "cast(text as int)" }
+changes = { key = ["id"], sequence = "at", delete_when = "gone" }
+"""
+
+
+def test_what_cannot_be_a_change_is_a_dead_letter(shop: Workshop, headrace_topic: Topic) -> None:
+    topic = headrace_topic()
+    shop.declare(_PLAIN, topic=topic)
+    at = "2026-05-01T12:00:00Z"
+    send(shop.cluster, topic, [
+        {"id": 1, "at": at, "text": "1"}, {"id": None, "at": at, "text": "2"}, {"id": 2, "text": "3"},
+        {"id": 3, "at": at, "text": "x"}, {"id": 4, "at": at, "gone": True},
+    ])  # fmt: skip
+    report = shop.run()
+    assert totals(report) == {"written": 2, "dead": 3}
+    assert {(row["rule"], row["reason"]) for row in shop.dead()} == {
+        ("key", "t: id is null"), ("sequence", "t: at is null"),
+        ("into", "t: an expression of its select failed: cast(text as int)"),
+    }  # fmt: skip
+    assert [(row["id"], row["n"]) for row in shop.rows("t")] == [(1, 1)]
+    sink = report.sinks[0]
+    assert (sink.applied, sink.deleted, sink.superseded) == (1, 1, 0)
+
+
+def test_a_table_that_cannot_take_changes_is_left_as_it_is(shop: Workshop, headrace_topic: Topic) -> None:
+    topic, table = headrace_topic(), str(shop.folder / "t")
+    shop.declare(_PLAIN, topic=topic)
+    send(shop.cluster, topic, [{"id": 1, "at": "2026-05-01T12:00:00Z", "text": "1"}])
+    twice = shop.spark.sql("select 1 as id, timestamp '2026-01-01 00:00:00' as at, 0 as n from range(2)")
+    twice.write.format("delta").save(table)
+    with pytest.raises(HeadraceError, match="line 5: the table t exists and cannot take changes by key"):
+        shop.run()
+    shop.spark.sql(f"alter table delta.`{table}` set tblproperties ('delta.enableDeletionVectors' = 'true')")
+    with pytest.raises(HeadraceError, match="line 5: the table t has several rows for a key"):
+        shop.run()
+    assert [row["n"] for row in shop.rows("t")] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('key = ["id"]', 'key = ["missing"]', "line 8: .*`missing` cannot be resolved"),
+        ('sequence = "at"', 'sequence = "text"', "line 8: .*`text` cannot be resolved"),
+        ('"gone" }', '"missing" }', "line 8: .*`missing` cannot be resolved"),
+        ('n = "cast(text as int)"', 'current = "text"', "line 8: the rows have a column current"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_changes_is_said_with_its_line(shop: Workshop, old: str, new: str, words: str) -> None:
+    assert old in _PLAIN
+    shop.declare(_PLAIN.replace(old, new).replace("delete_when", "history = true, delete_when"), topic="any")
+    with pytest.raises(ConfigError, match=words):
+        shop.pipeline().explain(shop.spark)
