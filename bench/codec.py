@@ -25,8 +25,8 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from bench.contest import Figure, contest, expect, report
 from headrace.cluster import Cluster
-from headrace.transport.codec import Decoded, SchemaCodec
-from headrace.transport.schemas import Registry, Schema
+from headrace.schemas import Decoded, SchemaCodec
+from headrace.schemas.registry import Registry, Schema
 
 TOPIC = "yellow_taxi_rides"
 RIDE = json.dumps({

@@ -22,10 +22,10 @@ from tests.browser import driving
 
 from bench.contest import spread
 from headrace.cluster import Cluster
+from headrace.kafka import Kafka, NewTopic
+from headrace.kafka.client import connect
+from headrace.kafka.write.producer import produce
 from headrace.runtime.process import memory_bytes
-from headrace.transport.admin import Admin, NewTopic
-from headrace.transport.client import connect
-from headrace.transport.produce import produce
 
 _WATCHED_S = 30.0
 _PAGES = {
@@ -41,7 +41,7 @@ _PAGES = {
 
 def _fill(kafka: Cluster, topics: int) -> None:
     names = [f"topic-{number:04}" for number in range(topics)]
-    with Admin(kafka) as admin:
+    with Kafka(kafka) as admin:
         for at in range(0, topics, 100):
             admin.create_topics([NewTopic(name, 1, 1, {}) for name in names[at : at + 100]])
     produce(kafka, names[0], (f"record {number}" for number in range(5000)))

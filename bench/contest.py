@@ -18,14 +18,15 @@ from tests.spark.standalone import java_home_for_spark
 
 from headrace.runtime.java import find_java
 
+K = TypeVar("K")
 T = TypeVar("T")
 #: Seconds by the clock and of CPU.
 Figure = tuple[float, float]
 
 
-def contest(everyone: Mapping[str, T], run: Callable[[T], Figure], rounds: int) -> dict[str, list[Figure]]:
+def contest(everyone: Mapping[K, T], run: Callable[[T], Figure], rounds: int) -> dict[K, list[Figure]]:
     """The figures of each contestant, a round each."""
-    figures: dict[str, list[Figure]] = {name: [] for name in everyone}
+    figures: dict[K, list[Figure]] = {name: [] for name in everyone}
     names = list(everyone)
     for number in range(rounds + 1):
         turn = number % len(names)

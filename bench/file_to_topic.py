@@ -27,8 +27,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.contest import contest, expect, report, write_file
-from headrace.transport.bulk import BulkSender
-from headrace.transport.inputs import RecordReader
+from headrace.kafka.write.bulk import BulkSender
+from headrace.kafka.write.inputs import RecordReader
 
 _READ_BYTES = 1 << 20
 

@@ -2,12 +2,12 @@
 
     python -m bench.kills [--kills 20] [--batch 300] [--seed 1] [--topic-alone]
 
-One pipeline reads a topic into all kinds of sink at once: a Delta table, Parquet files, a topic, an aggregate and the
-dead letters; or into a topic alone, with its dead letters in another, which goes another way. `headrace pipeline run`
-is started as a user would; some time after it began to work it gets SIGKILL, is started again, and so on. There is
-always something left to read when it is killed. At the end it runs undisturbed, and what lies in the sinks is compared
-with what was produced, which no kill can have touched. Ends with 1 if a row is missing, doubled or changed, or if the
-ledger does not balance.
+One pipeline reads a topic into all kinds of sink at once: a Delta table, Parquet files, a topic, an aggregate,
+changes by key (the latest rows and every version) and the dead letters; or into a topic alone, with its dead letters
+in another, which goes another way. `headrace pipeline run` is started as a user would; some time after it began to
+work it gets SIGKILL, is started again, and so on. There is always something left to read when it is killed. At the
+end it runs undisturbed, and what lies in the sinks is compared with what was produced, which no kill can have
+touched. Ends with 1 if a row is missing, doubled or changed, or if the ledger does not balance.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from bench.contest import expect
 from headrace.cluster import Cluster
 from headrace.home import Home
+from headrace.kafka.read.consumer import consume
+from headrace.kafka.write.producer import produce
 from headrace.pipeline.pipeline import Pipeline
-from headrace.pipeline.tables import Query, read_table
 from headrace.runtime.waiting import eventually
-from headrace.transport.consume import consume
-from headrace.transport.produce import produce
+from headrace.tables.table import Query, read_table
 
 _PIPELINE = """
 [topics.orders]
@@ -59,6 +60,12 @@ key = "shop"
 [[pipelines.p.into]]
 delta = "shops"
 aggregate = { by = ["shop"], values = { total = "sum(amount)", orders = "count(*)" } }
+[[pipelines.p.into]]
+delta = "latest"
+changes = { key = ["shop", "amount"], sequence = "id", delete_when = "id % 5 = 0" }
+[[pipelines.p.into]]
+delta = "versions"
+changes = { key = ["shop", "amount"], sequence = "id", delete_when = "id % 5 = 0", history = true }
 """
 _START_WITHIN_S = 300.0
 _AHEAD = 4
@@ -160,6 +167,22 @@ class Drill:
             "parquet": (Counter(map(_row, self._rows(self.folder / "parquet"))), rows),
             "orders of a shop": (Counter({r["shop"]: r["orders"] for r in self._rows(self.folder / "shops")}), shops),
             "total of a shop": (Counter({r["shop"]: r["total"] for r in self._rows(self.folder / "shops")}), sums),
+            **self._changes(good),
+        }
+
+    def _changes(self, good: list[dict[str, Any]]) -> dict[str, tuple[Counter[Any], Counter[Any]]]:
+        """The latest row, and each version with its span, of orders by shop and amount."""
+        ids: dict[tuple[str, int], list[int]] = {}
+        for order in good:
+            ids.setdefault((order["shop"], order["amount"]), []).append(order["id"])
+        latest = Counter((known[-1], *key) for key, known in ids.items() if known[-1] % 5)
+        spans = [(key, at, until) for key, known in ids.items() for at, until in pairwise([*known, None])]
+        versions = self._rows(self.folder / "versions")
+        found = Counter((_row(row), row["valid_from"], row["valid_to"], row["current"]) for row in versions)
+        wanted = Counter(((at, *key), at, until, until is None) for key, at, until in spans if at and at % 5)
+        return {
+            "latest": (Counter(map(_row, self._rows(self.folder / "latest"))), latest),
+            "versions": (found, wanted),
         }
 
     def _letters(self) -> Iterator[int]:

@@ -27,8 +27,8 @@ from confluent_kafka import Consumer, Producer
 
 from bench.contest import expect, headrace_command, plain_spark_environment
 from headrace.cluster import Cluster
+from headrace.kafka import Kafka, NewTopic
 from headrace.runtime.process import plain_environment
-from headrace.transport.admin import Admin, NewTopic
 
 _REAL_TIME, _BATCHES, _PLAIN = "headrace realtime", "headrace batches", "plain pyspark"
 _TRIGGERS = {_REAL_TIME: "realtime", _BATCHES: "0 seconds"}
@@ -61,7 +61,7 @@ class Course:
         """The contestant has copied every record, and was stopped."""
         self.runs += 1
         source, target = f"source-{self.runs}", f"target-{self.runs}"
-        Admin(self.kafka).create_topics([NewTopic(topic, 1, 1, {}) for topic in (source, target)])
+        Kafka(self.kafka).create_topics([NewTopic(topic, 1, 1, {}) for topic in (source, target)])
         command = self._command(name, source, target, self.folder / f"run-{self.runs}")
         environment = plain_spark_environment(self.folder) if name == _PLAIN else {}
         with _running(command, environment, self.folder / f"run-{self.runs}.log") as check:

@@ -25,11 +25,11 @@ import psutil
 
 from bench.contest import Figure, contest, expect, headrace_command, plain_spark_environment, report, write_file
 from headrace.cluster import Cluster
-from headrace.pipeline.tables import read_table
+from headrace.kafka import Kafka, NewTopic
+from headrace.kafka.write.inputs import InputOptions, Shape
+from headrace.kafka.write.producer import ProduceOptions, produce
 from headrace.runtime.process import plain_environment
-from headrace.transport.admin import Admin, NewTopic
-from headrace.transport.inputs import InputOptions, Shape
-from headrace.transport.produce import ProduceOptions, produce
+from headrace.tables.table import read_table
 
 _TOPIC = "breadcrumbs"
 _PLAIN = "plain pyspark"
@@ -74,7 +74,7 @@ class Course:
         self.runs += 1
         place = self.folder / f"run-{self.runs}"
         environment = plain_spark_environment(self.folder) if name == _PLAIN else {}
-        figure = _timed(self._command(name, place), environment)
+        figure = timed(self._command(name, place), environment)
         bad = self.records // _BAD_EVERY
         expect(_rows(place / "good") == self.records - bad, f"{name}: {_rows(place / 'good')} good rows")
         expect(_rows(place / "bad") == bad, f"{name}: {_rows(place / 'bad')} bad ones")
@@ -87,7 +87,7 @@ class Course:
         return [python, "-m", f"bench.peers.{program}", self.kafka.bootstrap, _TOPIC, str(place), str(self.records)]
 
 
-def _timed(command: Sequence[str], environment: dict[str, str]) -> Figure:
+def timed(command: Sequence[str], environment: dict[str, str]) -> Figure:
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as said:
         process = psutil.Popen(command, env=plain_environment(environment), stdout=subprocess.DEVNULL, stderr=said)
@@ -129,7 +129,7 @@ def _rows(place: Path) -> int:
 
 def _fill(kafka: Cluster, folder: Path, records: int) -> None:
     """The topic holds so many records; of a hundred one is torn, or has no number where one should be."""
-    Admin(kafka).create_topics([NewTopic(_TOPIC, _PARTITIONS, 1, {})])
+    Kafka(kafka).create_topics([NewTopic(_TOPIC, _PARTITIONS, 1, {})])
     write_file(folder / "good.ndjson", records)
     with (folder / "good.ndjson").open("rb") as lines, (folder / "all.lines").open("wb") as out:
         for number, line in enumerate(lines):

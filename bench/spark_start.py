@@ -46,14 +46,14 @@ def measure(rounds: int, java_home: Path | None) -> dict[str, list[Start]]:
     from tests.spark.standalone import java_home_for_spark
 
     from headrace.cluster import Cluster
+    from headrace.kafka import Kafka, NewTopic
+    from headrace.kafka.write.producer import produce
     from headrace.runtime.java import find_java
-    from headrace.transport.admin import Admin, NewTopic
-    from headrace.transport.produce import produce
 
     found: dict[str, list[Start]] = {"headrace": [], "pyspark": []}
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name, Cluster(Path(name, "home"), brokers=1) as kafka:
         work = Path(name)
-        Admin(kafka).create_topics([NewTopic(_TOPIC, 2, 1, {})])
+        Kafka(kafka).create_topics([NewTopic(_TOPIC, 2, 1, {})])
         produce(kafka, _TOPIC, [json.dumps({"id": number}) for number in range(_RECORDS)])
         environment = {"JAVA_HOME": str(java_home or java_home_for_spark(work / "java", find_java()))}
         for number in range(rounds + 1):
@@ -115,7 +115,7 @@ def run_side(side: str, folder: Path, bootstrap: str, began: float) -> None:
 
 
 def _headrace(folder: Path) -> SparkSession:
-    from headrace.pipeline.session import SessionSpec, start_spark
+    from headrace.pipeline.spark.session import SessionSpec, start_spark
 
     return start_spark(SessionSpec(folder / "spark"))  # it is stopped at the end of the process
 

@@ -34,12 +34,12 @@ from headrace.cluster.node import java_properties
 from headrace.cluster.spec import new_uuid
 from headrace.errors import HeadraceError
 from headrace.home import Home
+from headrace.kafka import Kafka, NewTopic
+from headrace.kafka.write.probe import write_to_all
 from headrace.runtime.jars import JarCache, default_cache
 from headrace.runtime.java import Java, find_java
 from headrace.runtime.process import plain_environment
 from headrace.runtime.waiting import eventually
-from headrace.transport.admin import Admin, NewTopic
-from headrace.transport.probe import write_to_all
 
 _BROKERS = (1, 2, 3)
 _HEADRACE = [sys.executable, "-m", "headrace"]
@@ -292,7 +292,7 @@ def _java(logs: Path, java: Java, classpath: Sequence[Path], flags: Sequence[str
 
 def _wait_for_write(bootstrap: str, brokers: Sequence[subprocess.Popen[bytes]]) -> None:
     """Each broker has led a write that all replicas took: what `headrace up` waits for."""
-    admin = Admin(bootstrap, timeout_s=2)
+    admin = Kafka(bootstrap, timeout_s=2)
     ring = [*_BROKERS, *_BROKERS]
     topic = NewTopic("probe", assignment=[ring[at : at + len(_BROKERS)] for at in range(len(_BROKERS))])
     clients = [int(address.rsplit(":", 1)[1]) for address in bootstrap.split(",")]

@@ -20,8 +20,8 @@ import uuid
 from pathlib import Path
 
 from bench.contest import Figure, contest, expect, report, write_file
-from headrace.transport.admin import Admin, NewTopic
-from headrace.transport.produce import produce
+from headrace.kafka import Kafka, NewTopic
+from headrace.kafka.write.producer import produce
 
 # What anybody writes first; with a second argument: with the settings that matter.
 _LOOP = """
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     topic = f"bench-{uuid.uuid4().hex[:12]}"
-    admin = Admin(arguments.bootstrap)
+    admin = Kafka(arguments.bootstrap)
     admin.create_topics([NewTopic(topic, partitions=6, replication=1)])
     with tempfile.TemporaryDirectory() as folder:
         source, path = Path(folder, "in.ndjson"), Path(folder, "out.txt")

@@ -16,6 +16,7 @@ import argparse
 import random
 import re
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,10 +24,10 @@ from pathlib import Path
 
 from bench.contest import expect, spread
 from headrace.cluster import Cluster
-from headrace.labs.kafka_tools import kafka_tool
-from headrace.transport.admin import Admin, NewTopic
-from headrace.transport.bulk import BulkSender
-from headrace.transport.offsets import Start, look_up
+from headrace.kafka import Kafka, NewTopic
+from headrace.kafka.bounds import Start, look_up
+from headrace.kafka.write.bulk import BulkSender
+from headrace.runtime import plain_environment
 
 _PARTITIONS = 6
 # As Kafka's tool makes them; neither side compresses.
@@ -58,10 +59,15 @@ def with_kafkas_tool(cluster: Cluster, topic: str, settings: dict[str, str], rec
     # Its own batches are of 16 kB and leave at once; with these it writes more.
     tuned = {"batch.size": "200000", "linger.ms": "10", "buffer.memory": str(128 << 20), **settings}
     properties = [f"{name}={value}" for name, value in tuned.items()]
-    said = kafka_tool(
-        cluster, "kafka-producer-perf-test", "--topic", topic, "--num-records", records, "--record-size", size,
-        "--throughput", -1, "--command-property", *properties, timeout_s=_WITHIN_S,
+    command = cluster.tool_command(
+        "kafka-producer-perf-test", "--topic", topic, "--num-records", records, "--record-size", size,
+        "--throughput", -1, "--command-property", *properties,
     )  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=_WITHIN_S, env=plain_environment()
+    )
+    expect(done.returncode == 0, f"Kafka's tool failed: {(done.stderr or done.stdout).strip()[-300:]}")
+    said = done.stdout
     told = re.findall(rf"^{records} records sent, ([\d.]+) records/sec", said, re.MULTILINE)
     expect(bool(told), f"Kafka's tool did not tell its rate: {said[-300:]}")
     return float(told[-1])
@@ -74,7 +80,7 @@ def one(cluster: Cluster, write: Write, name: str, records: int, size: int) -> f
     """Records a second, in a topic that is removed afterwards."""
     replication, settings = _SETTINGS[name]
     topic = f"writes-{time.monotonic_ns()}"
-    admin = Admin(cluster)
+    admin = Kafka(cluster)
     admin.create_topics([NewTopic(topic, _PARTITIONS, replication, {})])
     rate = write(cluster, topic, settings, records, size)
     ends = look_up(admin.connection, [(topic, number) for number in range(_PARTITIONS)], Start("end"))

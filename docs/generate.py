@@ -10,11 +10,13 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import click
 
 import headrace
 from headrace.cli import cli
+from headrace.errors import HeadraceError
 
 PAGE = Path(__file__).with_name("cli.md")
 API = Path(__file__).with_name("api.md")
@@ -33,11 +35,11 @@ def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tu
 
 def help_text(path: tuple[str, ...], command: click.Command) -> str:
     # As the trunk sets them up; every context below inherits it.
-    settings = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "terminal_width": 100}
+    settings = {**cli.context_settings, "terminal_width": 100}
     context: click.Context | None = None
     for name in path[:-1]:
-        context = click.Context(cli, info_name=name, parent=context, **settings)  # type: ignore[arg-type]
-    own = click.Context(command, info_name=path[-1], parent=context, **settings)  # type: ignore[arg-type]
+        context = click.Context(cli, info_name=name, parent=context, **settings)
+    own = click.Context(command, info_name=path[-1], parent=context, **settings)
     return command.get_help(own)
 
 
@@ -56,7 +58,7 @@ def api_page() -> str:
         " change.\nWritten by `python docs/generate.py`.\n"
     ]
     public = {name: getattr(headrace, name) for name in headrace.__all__ if not name.startswith("_")}
-    errors = {name for name, thing in public.items() if isinstance(thing, type) and issubclass(thing, Exception)}
+    errors = {name for name, thing in public.items() if isinstance(thing, type) and issubclass(thing, HeadraceError)}
     parts += [_described(name, public[name]) for name in sorted(set(public) - errors, key=str.lower)]
     parts.append("\n## Errors\n\n| error | exit code | meaning |\n|---|---|---|\n")
     parts += [f"| `{name}` | {public[name].exit_code} | {_first_line(public[name])} |\n" for name in sorted(errors)]
@@ -65,11 +67,17 @@ def api_page() -> str:
 
 def _described(name: str, thing: object) -> str:
     parts = [f"\n## {name}\n\n```\n{name}{_signature(thing)}\n```\n\n{_docstring(thing)}\n"]
-    methods = _methods(thing) if isinstance(thing, type) else []
+    methods = _methods(thing) if isinstance(thing, type) else _functions(thing) if inspect.ismodule(thing) else []
     if methods:
         parts.append("\n| method | |\n|---|---|\n")
         parts += [f"| `{method}` | {_first_line(function)} |\n" for method, function in methods]
     return "".join(parts)
+
+
+def _functions(module: ModuleType) -> list[tuple[str, object]]:
+    """The functions that the module exports."""
+    exported = [(name, getattr(module, name)) for name in module.__all__]
+    return [(f"{name}({', '.join(_parameters(f))})", f) for name, f in exported if inspect.isfunction(f)]
 
 
 def _methods(thing: type) -> list[tuple[str, object]]:
