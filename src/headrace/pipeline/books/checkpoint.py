@@ -147,10 +147,18 @@ class Checkpoint:
     @property
     def pending(self) -> BatchPlan | None:
         """The batch that was planned and not finished; it is run again, with the same records."""
+        planned = self._unfinished
+        return None if planned is None else self.plan(planned)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether there is such a batch."""
+        return self._unfinished is not None
+
+    @property
+    def _unfinished(self) -> int | None:
         committed, planned = self.last_committed, self.last_planned  # in this order: a running query plans first
-        if planned is None or (committed is not None and committed >= planned):
-            return None
-        return self.plan(planned)
+        return planned if planned is not None and (committed is None or committed < planned) else None
 
     def plan(self, batch: int) -> BatchPlan:
         """What that batch reads."""

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.errors import Failed, HeadraceError, Unreachable
+from headrace.errors import Failed, HeadraceError, Unreachable, UsageError
 from headrace.home import write_json
+from headrace.pipeline.books.checkpoint import Checkpoint
 from headrace.pipeline.books.folder import PipelineFolder
 from headrace.pipeline.books.ledger import BatchEntry, Ledger
 from headrace.pipeline.declare import changes, topics
@@ -88,7 +89,7 @@ class Run:
         self.error: HeadraceError | None = None
         self.query: StreamingQuery | None = None
         self._strategy: Strategy | None = None
-        #: The first batch of a query may have been written by an earlier one.
+        #: The first batch of a query may have been attempted by an earlier one.
         self._replaying = True
         #: When a batch was done, or Kafka and the registry were last asked.
         self._answered_s = time.monotonic()
@@ -190,7 +191,7 @@ class Run:
     def _run_queries(self) -> None:
         """The query, started again from its checkpoint whenever Kafka or the registry was unreachable."""
         while True:
-            self._replaying = True
+            self._replaying = self._may_replay()
             self.query = self.strategy.start()
             try:
                 self._watch(self.query)
@@ -253,6 +254,13 @@ class Run:
             connection=self.connection, registry=self.registry, replaying=self._replaying,
             tasks=sinks.TASKS, show=self.observer.show,
         )  # fmt: skip
+
+    def _may_replay(self) -> bool:
+        """Whether the first batch may have been attempted before: Spark plans a batch before it begins with it."""
+        try:
+            return Checkpoint(self.folder.checkpoint(self.declaration)).is_pending
+        except UsageError:  # it is on another file system
+            return True
 
     def _record_batch(self, entry: BatchEntry) -> None:
         """The batch is in the ledger and in the state, and was reported."""

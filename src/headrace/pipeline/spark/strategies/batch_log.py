@@ -1,8 +1,9 @@
-"""Spark's own notes on the batches of a query, wherever its checkpoint lies: their offsets and watermarks."""
+"""Spark's own notes on the batches of a query, wherever its checkpoint is: their offsets and watermarks."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.pipeline.books.checkpoint import Offsets, Place, parse_sources
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class BatchLog:
-    """Read by Spark: the checkpoint may be on another file system. `sources` is the number of its sources."""
+    """`sources` is the number of the query's sources."""
 
     def __init__(self, spark: SparkSession, checkpoint: str, sources: int = 1) -> None:
         self._spark = spark
@@ -20,6 +21,8 @@ class BatchLog:
         self._sources = sources
 
     def _lines(self, path: str) -> list[str]:
+        if "://" not in self._checkpoint:  # else by Spark, whose job takes longer than many batches
+            return Path(self._checkpoint, path).read_text(encoding="utf-8").splitlines()
         (row,) = self._spark.read.text(f"{self._checkpoint}/{path}", wholetext=True).collect()
         return str(row[0]).splitlines()
 
