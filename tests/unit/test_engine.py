@@ -179,6 +179,12 @@ def test_values_as_json_holds_them(engine: Engine) -> None:
     ]  # fmt: skip
 
 
+def test_columns_of_the_same_name_are_told_apart(engine: Engine) -> None:
+    schema, batches = engine.run("select 1 as a, 2 as a, 3 as a_1, 4 as a")
+    assert schema.names == ["a", "a_1", "a_1_1", "a_2"]
+    assert [batch.to_pylist() for batch in batches] == [[{"a": 1, "a_1": 2, "a_1_1": 3, "a_2": 4}]]
+
+
 def test_ddl_as_arrow() -> None:
     ddl = """id bigint not null comment 'the, id', `odd ``name` array<struct<a: int, `b c`: decimal(12,3)>>,
         pairs map<string, double>, at TIMESTAMP, local timestamp_ntz, day date, v varchar(10), d decimal, t tinyint"""

@@ -12,12 +12,12 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotDone
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headrace.errors import Failed, HeadraceError, UsageError
@@ -170,12 +170,14 @@ class Engine:
 
     def _started(self, make: Callable[[], Any]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         reader = self._ask(lambda: make().to_arrow_reader(_ROWS_PER_BATCH))
-        return reader.schema, self._pulled(reader)
+        names = distinct(reader.schema.names)
+        schema = reader.schema.empty_table().rename_columns(names).schema
+        return schema, self._pulled(reader, names)
 
-    def _pulled(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    def _pulled(self, reader: pa.RecordBatchReader, names: list[str]) -> Iterator[pa.RecordBatch]:
         while (batch := self._ask(lambda: next(reader, None))) is not None:
             if batch.num_rows:
-                yield batch
+                yield batch.rename_columns(names)
 
     def _ask(self, step: Callable[[], T]) -> T:
         """The step is done in DuckDB's thread: here one can wait for it no longer."""
@@ -202,6 +204,15 @@ class Engine:
             if isinstance(failure, HeadraceError):
                 raise failure from None
             raise explained(error) from None
+
+
+def distinct(names: Iterable[str]) -> list[str]:
+    """The names, with a number behind those that occurred before: a row as a mapping has each name once."""
+    used: dict[str, None] = {}
+    for name in names:
+        numbered = (f"{name}_{number}" for number in count(1))
+        used[next(each for each in chain([name], numbered) if each not in used)] = None
+    return list(used)
 
 
 def quoted(name: str) -> str:
