@@ -13,7 +13,7 @@ import click
 from headrace.cli.app import App, any_kafka, cli, everywhere
 from headrace.cli.output import print_json, print_pairs, print_table
 from headrace.cli.values import numbers, pairs, words
-from headrace.text import duration, size
+from headrace.text import duration, plural, size
 
 if TYPE_CHECKING:
     from headrace.cluster import ClusterStatus
@@ -87,7 +87,9 @@ def up(app: App, /, kafka: dict[str, str], durable: bool, **flags: object) -> No
         print_json(cluster.status().to_json())
         return
     spec = cluster.spec
-    app.say(f"ready in {time.monotonic() - began:.1f} s: {len(spec.brokers)} brokers, Kafka {spec.kafka_version}")
+    app.say(
+        f"ready in {time.monotonic() - began:.1f} s: {plural(len(spec.brokers), 'broker')}, Kafka {spec.kafka_version}"
+    )
     app.say(f"home {cluster.home.root}")
     for service in spec.services:
         app.say(f"{service.name} {spec.url(service.name)}")

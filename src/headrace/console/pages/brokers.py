@@ -184,7 +184,8 @@ def _grid(backend: Backend, live: Live) -> None:
     """Which broker has which partition: leaders, followers, and those that are not in sync."""
     chosen: dict[str, object] = {"topic": None, "drawn": None}
     with card("Where the replicas are") as made:
-        place = element("div", "scroll-x")
+        # It scrolls where the table is wider than the page: the keyboard must reach it for that.
+        place = element("div", "scroll-x", tabindex=0, role="region", aria_label="Replicas by broker")
         legend = element("div", "row tight faint", style="margin-top: 8px; font-size: 12px")
         with legend:
             element("span", text="L leads · F follows · ✕ is not in sync; brokers are ordered by rack")
