@@ -11,7 +11,7 @@ demo: $(VENV)/.runtime
 	$(BIN)/headrace demo
 
 test: $(VENV)/.dev browser postgres
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 3
 
 # The console is tested in a real browser. Whoever may install packages gets one; others are told what is missing.
 browser:

@@ -31,11 +31,14 @@ _SCRIPT = Path(sys.executable).with_name("headrace")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-#: Two processes share the tests (`pytest -n 2`), each with one cluster for all of its own. A folder stays together,
-#: because its tests share a browser or a Connect; files in `_BY_FILE` share no more than a cluster and a Spark session.
-#: The longest folders come first, so that both processes end at about the same time.
-_FOLDERS = ("spark", "faults", "broker", "labs", "services", "browser", "monitor", "registry", "docs", "e2e", "unit")
+#: Three processes share the tests (`pytest -n 3`), each with one cluster for all of its own: two compute on Spark while
+#: one waits, and the other way round. A folder stays together, because its tests share a browser or a Connect; files in
+#: `_BY_FILE` share no more than a cluster and a Spark session. The longest folders come first, so that all end at about
+#: the same time.
+_FOLDERS = ("spark", "labs", "faults", "browser", "e2e", "services", "docs", "broker", "monitor", "registry", "unit")
 _BY_FILE = {"broker", "spark", "unit"}
+#: The workers that begin with the tests of Spark. The others leave them for the end: each has to warm up a JVM.
+_ON_SPARK = {"gw0", "gw1"}
 
 
 def _folder(nodeid: str) -> str:
@@ -50,6 +53,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             folder = _folder(nodeid)
             return nodeid.partition("::")[0] if folder in _BY_FILE else folder
+
+        def _assign_work_unit(self, node: Any) -> None:
+            wants_spark = node.gateway.id in _ON_SPARK
+            scopes = sorted(self.workqueue, key=lambda scope: scope.startswith("tests/spark/") != wants_spark)
+            self.workqueue.move_to_end(scopes[0], last=False)
+            super()._assign_work_unit(node)
 
     config.option.loadscopereorder = False
     return ByFolder(config, log)
