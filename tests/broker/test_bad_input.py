@@ -94,7 +94,7 @@ def test_a_port_that_cannot_be(run: Headrace, home: Path) -> None:
 
 def test_not_enough_disk(run: Headrace, home: Path) -> None:
     done = run("up", home=home, env={"HEADRACE_MIN_FREE_DISK": "100TB"})
-    explained(done, 3, f"not enough disk for a cluster in {home}", "100000.0 GB are required", "make room")
+    explained(done, 3, f"not enough disk for a cluster in {home}", "100.0 TB are required", "make room")
     assert "problem" in run("doctor", home=home, env={"HEADRACE_MIN_FREE_DISK": "100TB"}).out
 
 

@@ -284,7 +284,7 @@ def test_reset_and_delete_are_refused_while_somebody_reads(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--to", "yesterday"], "invalid value: 'yesterday'"),
+        (["--to", "yesterday"], "invalid value for --to: 'yesterday'"),
         (["--to", "shift:many"], "invalid shift: 'shift:many'"),
         (["--to", "committed"], "the current position of the group"),
         (["--to", "end", "--topic", "no-such-topic-anywhere"], "there is no topic"),

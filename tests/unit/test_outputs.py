@@ -112,6 +112,8 @@ def test_a_table_wraps_between_words_when_the_terminal_is_narrow(capsys: pytest.
         "the-day",
         "short                12",
     ]
+    print_table(("node", "roles"), [("broker-1", "broker,controller")], terminal_width=12)
+    assert "broker-1  broker," in capsys.readouterr().out  # a number stays with its name, whatever the width
     print_table(("name", "meaning", "n"), rows)  # a pipe has no width
     assert "node-1  what it is for, in words   7" in capsys.readouterr().out
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import struct
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +16,11 @@ from typing import Any
 import pytest
 
 from headrace.cluster import controllers, watcher
-from headrace.cluster.node import _ending, last_words
+from headrace.cluster.node import NodeProcess, _ending, last_words
 from headrace.cluster.services import meant
 from headrace.cluster.spec import ClusterSpec, Node
 from headrace.home import Home
-from headrace.runtime.process import ProcessHandle, ProcessRecord
+from headrace.runtime.process import ProcessHandle, ProcessRecord, plain_environment
 
 _LINE = (
     "[2026-11-17T19:11:5{0},457] INFO [BrokerLifecycleManager id=1] Successfully registered broker 1 with broker epoch"
@@ -233,3 +235,15 @@ def test_a_registration_of_the_process_before_is_not_one_of_this_process(tmp_pat
     assert not watched.is_registered()
     log.write_text(_LINE.format(1) + _LINE.format(2), encoding="utf-8")
     assert watched.is_registered()
+
+
+def test_a_full_disk_explains_a_log_without_last_words(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node could not log why it ended: that it was killed would be a guess."""
+    node = NodeProcess(Home(home), "broker-1")
+    node.folder.mkdir(parents=True)
+    process = node.process.spawn(
+        [sys.executable, "-c", "", node.process.marker], output=node.output, environment=plain_environment()
+    )
+    process.wait(20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    assert "the disk is full" in str(node.death())

@@ -192,8 +192,8 @@ def _print_status(found: ClusterStatus) -> None:
         facts["quorum"] = f"{lags}; {found.quorum.high_watermark} metadata records"
     if found.topics is not None:
         facts["topics"] = (
-            f"{found.topics} with {found.partitions} partitions; of all partitions "
-            f"{found.under_replicated} under-replicated, {found.offline} offline"
+            f"{found.topics} with {found.partitions} partitions; "
+            f"{found.under_replicated} under-replicated, {found.offline} offline (with internal topics)"
         )
     if found.connectors:
         facts["connectors"] = ", ".join(f"{c.name} {c.shown_state.lower()}" for c in found.connectors)
@@ -214,11 +214,12 @@ def _print_nodes(found: ClusterStatus) -> None:
         rows = [(n.name, n.node_id, n.roles, n.state, f"{n.host}:{n.port}", n.rack or "-") for n in found.nodes]
         print_table(("node", "id", "roles", "state", "address", "rack"), rows)
         return
+    racks = any(node.rack for node in found.nodes)  # without them, the table fits on 80 columns
     print_table(
-        ("node", "id", "roles", "state", "pid", "port", "rack", "uptime", "memory", "data"),
+        ("node", "id", "roles", "state", "pid", "port", *(["rack"] if racks else []), "uptime", "memory", "data"),
         [
             (n.name, "-" if n.node_id is None else n.node_id, n.roles, n.state, n.pid or "-",
-             n.port or n.controller_port, n.rack or "-",
+             n.port or n.controller_port, *([n.rack or "-"] if racks else []),
              duration(n.uptime_s), size(n.memory_bytes), size(n.log_dir_bytes))
             for n in found.nodes
         ],

@@ -18,7 +18,7 @@ import click
 from headrace.cli.app import App, any_kafka, cli, client_settings
 from headrace.cli.codecs import codec_options, codecs
 from headrace.cli.output import say
-from headrace.cli.values import pairs
+from headrace.cli.values import pairs, parsed
 from headrace.errors import Failed, UsageError
 from headrace.text import plural, size
 
@@ -193,7 +193,8 @@ def _say_ownership(app: App, group: str, members: int, *, joins: bool) -> Callab
         if joins and event.member not in joined:
             joined.add(event.member)
             app.say(f"· {who} has joined group {group}")
-        app.say(f"· {who} {verbs[event.what]} {places}")
+        if event.places or event.what == "assigned":  # a spare member has nothing to give up
+            app.say(f"· {who} {verbs[event.what]} {places}")
 
     return show
 
@@ -223,11 +224,11 @@ def _options(app: App, flags: dict[str, Any], writer: Writer) -> ConsumeOptions:
 
     if flags["follow"] and flags["until"]:
         raise UsageError("--follow and --until contradict each other")
-    until = Until("never") if flags["follow"] else Until.parse(flags["until"] or "end")
+    until = Until("never") if flags["follow"] else parsed("--until", Until.parse, flags["until"] or "end")
     waits = flags["group"] and until.kind != "end"
     return ConsumeOptions(
         group=flags["group"],
-        start=Start.parse(flags["start"]) if flags["start"] else None,
+        start=parsed("--from", Start.parse, flags["start"]) if flags["start"] else None,
         until=until,
         partitions=flags["partitions"],
         filter=Filter(

@@ -9,6 +9,7 @@ import click
 
 from headrace.cli.app import App, Trunk, any_kafka, cli, yes_option
 from headrace.cli.output import print_json, print_pairs, print_table
+from headrace.cli.values import parsed
 
 if TYPE_CHECKING:
     from headrace.kafka import Group, Kafka, Member, PlannedOffset
@@ -166,7 +167,7 @@ def reset(app: App, name: str, to: str, topics: list[tuple[str, int | None]], ex
     """
     from headrace.kafka import ResetTo
 
-    wanted = ResetTo.parse(to)
+    wanted = parsed("--to", ResetTo.parse, to)
     with _kafka(app) as kafka:
         plan = kafka.groups.plan_reset(name, wanted, topics)
         if execute:

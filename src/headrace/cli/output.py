@@ -24,9 +24,10 @@ _STATE_COLOURS = {
 }  # fmt: skip
 
 
-# Where a line of a table may end: behind a blank, a comma, a slash; where that is not enough, inside of names too.
+# Where a line of a table may end: behind a blank, a comma, a slash; where that is not enough, inside of names too, but
+# never before a number: broker-1 and 0.5 are read in one piece.
 _BETWEEN_WORDS = re.compile(r"(?<=[ ,/])")
-_INSIDE_WORDS = re.compile(r"(?<=[ ,/._-])")
+_INSIDE_WORDS = re.compile(r"(?<=[ ,/._-])(?!\d)|(?<=[ ,/])")
 _WAYS_TO_CUT = ((_BETWEEN_WORDS, _BETWEEN_WORDS), (_INSIDE_WORDS, _BETWEEN_WORDS), (_INSIDE_WORDS, _INSIDE_WORDS))
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from headrace.errors import UsageError
 from headrace.text import parse_span
+
+Value = TypeVar("Value")
 
 
 def pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -53,6 +56,15 @@ def span(_: click.Context, __: click.Parameter, given: str | None) -> float | No
         return parse_span(given)
     except UsageError as error:
         raise click.BadParameter(error.problem) from None
+
+
+def parsed(option: str, parse: Callable[[str], Value], text: str) -> Value:
+    """What `parse` makes of the text; an error names the option."""
+    try:
+        return parse(text)
+    except UsageError as error:
+        problem = error.problem.replace("invalid value:", f"invalid value for {option}:", 1)
+        raise UsageError(problem, why=error.why, hint=error.hint) from None
 
 
 def every(_: click.Context, __: click.Parameter, given: str | None) -> tuple[int, float] | None:

