@@ -495,8 +495,10 @@ def _written_again(sink: Sink) -> str:
         return (
             "its rows stay right" if sink.changes.sequence else "its rows are those of older records until it is done"
         )
-    if sink.aggregate is None or sink.type.table is None:
+    if sink.aggregate is None or not sink.type.replaces:
         return sink.type.again
+    if sink.aggregate.mode == "merge" and sink.type.table is None:
+        return "the records are added again, so sums and counts will be too high; checkpoint wipe begins with nothing"
     if sink.aggregate.mode == "merge":
         return "the records are added again, so sums and counts will be too high; remove the table first"
     if sink.aggregate.mode == "recompute":

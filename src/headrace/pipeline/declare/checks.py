@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from urllib.parse import parse_qs, urlsplit
 
-from headrace.pipeline.declare.declaration import LETTERS, Aggregate, Changes, Declaration, Join, Keys, Sink, span_s
+from headrace.pipeline.declare.declaration import (
+    LETTERS,
+    WINDOW,
+    Aggregate,
+    Changes,
+    Declaration,
+    Join,
+    Keys,
+    Sink,
+    span_s,
+)
 
 
 def check(declaration: Declaration) -> None:
@@ -98,11 +109,14 @@ def _check_sink(declaration: Declaration, sink: Sink) -> None:
 
 def _check_aggregate(declaration: Declaration, sink: Sink, aggregate: Aggregate) -> None:
     at = declaration.path_of(sink)
-    if aggregate.mode in {"merge", "recompute"} and sink.type.table != "delta":
+    if aggregate.mode in {"merge", "recompute"} and not sink.type.replaces:
         raise declaration.wrong(
             f"an aggregate of mode {aggregate.mode} cannot go to a {sink.kind}", *at,
-            why="its rows change as more records come", hint="a delta table, or mode = \"watermark\"",
+            why="its rows change as more records come",
+            hint="a delta table, a table of PostgreSQL, or mode = \"watermark\"",
         )  # fmt: skip
+    if sink.kind == "postgres":
+        _check_aggregate_key(declaration, sink, aggregate)
     if aggregate.window and not declaration.event_time:
         raise declaration.wrong("windows need event_time", *at, hint='event_time = "COLUMN"')
     if aggregate.mode == "merge" and aggregate.window and aggregate.window.session:
@@ -123,6 +137,27 @@ def _check_aggregate(declaration: Declaration, sink: Sink, aggregate: Aggregate)
         _check_recompute(declaration, sink, aggregate)
     if len([s for s in declaration.sinks if s.aggregate and s.aggregate.mode == "watermark"]) > 1:
         raise declaration.wrong("only one sink can have an aggregate of mode watermark", *at)
+
+
+def _check_aggregate_key(declaration: Declaration, sink: Sink, aggregate: Aggregate) -> None:
+    """The key of a table in PostgreSQL says which row is replaced when the aggregate changes."""
+    at, window = declaration.path_of(sink), WINDOW if aggregate.window else ()
+    whole = [*aggregate.by, *window[:1]]
+    hint = f"key = {json.dumps(whole)}" if whole else 'by = ["COLUMN"], and key = ["COLUMN"]'
+    if not sink.keys and aggregate.mode != "watermark":
+        raise declaration.wrong(
+            f"an aggregate of mode {aggregate.mode} in PostgreSQL needs a key", *at,
+            why="its rows change as more records come: by the key, the row to update is found", hint=hint,
+        )  # fmt: skip
+    # With window functions, or Python, a group has several rows, and other columns that tell them apart.
+    by_groups = aggregate.mode == "merge" or (aggregate.step is None and not aggregate.has_window_functions)
+    missing = [name for name in aggregate.by if name not in sink.keys]
+    more = [name for name in sink.keys if name not in {*aggregate.by, *window}]
+    if sink.keys and (missing or (by_groups and (more or (window and not {*window} & {*sink.keys})))):
+        raise declaration.wrong(
+            f"the key of {sink.name} is not that of the aggregate", *at, "key",
+            why=f"there is a row for each {' and '.join([*aggregate.by, *(['window'] if window else [])])}", hint=hint,
+        )  # fmt: skip
 
 
 def _check_changes(declaration: Declaration, sink: Sink, changes: Changes) -> None:

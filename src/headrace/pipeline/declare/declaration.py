@@ -13,6 +13,7 @@ A Python function `DataFrame -> DataFrame` may replace `decode`, `select`, `wher
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +37,8 @@ Keys = tuple[str | int, ...]
 
 #: Which changes delete, as Debezium says it.
 DEBEZIUM_DELETES = "op = 'd'"
+#: What the columns of a window are called in tables of aggregates.
+WINDOW = ("window_start", "window_end")
 #: What the ledger calls the place of dead letters.
 LETTERS = "dead letters"
 # Spark counts time in microseconds, in 64 bits.
@@ -119,6 +122,11 @@ class Aggregate:
     window: Window | None = None
     mode: Mode = "merge"
     step: Step | None = None
+
+    @property
+    def has_window_functions(self) -> bool:
+        """Whether rows stay rows: each gets what `over (…)` makes of those around it."""
+        return any(re.search(r"\bover\s*\(", text, re.IGNORECASE) for text in self.values.values())
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ class SinkKind:
     #: Of a folder that headrace can read as a table: its format.
     table: Literal["delta", "parquet"] | None = None
     is_topic: bool = False
+    #: Whether rows that it has can be replaced: an aggregate changes as more records come.
+    replaces: bool = False
     #: False where there is one target only, which has no name.
     has_target: bool = True
     #: What happens when the same records are read again.
@@ -38,14 +40,14 @@ _TWICE = "its rows are written again and will be duplicated; to rebuild the tabl
 _DELTA = ("partition_by", "changes", "upsert")
 _WRITERS = "headrace.pipeline.spark.sinks"
 _BUILT_IN = (
-    SinkKind("delta", f"{_WRITERS}.delta:DeltaWriter", _DELTA, table="delta", again=_TWICE),
+    SinkKind("delta", f"{_WRITERS}.delta:DeltaWriter", _DELTA, table="delta", replaces=True, again=_TWICE),
     SinkKind("parquet", f"{_WRITERS}.parquet:ParquetWriter", ("partition_by",), table="parquet", again=_TWICE),
     SinkKind(
         "topic", f"{_WRITERS}.topic:TopicWriter", ("key", "format"), is_topic=True,
         again="its rows are sent again, and consumers get them twice",
     ),
     SinkKind(
-        "postgres", f"{_WRITERS}.postgres:PostgresWriter", ("table", "key", "password_file"),
+        "postgres", f"{_WRITERS}.postgres:PostgresWriter", ("table", "key", "password_file"), replaces=True,
         again="its rows are written again: they replace the rows with the same key; without a key they are duplicated",
     ),
     SinkKind("console", f"{_WRITERS}.console:ConsoleWriter", has_target=False, again="rows are shown again"),

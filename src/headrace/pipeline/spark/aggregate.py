@@ -1,4 +1,4 @@
-"""Aggregates into Delta tables that stay right however late a row comes.
+"""Aggregates into tables that stay right however late a row comes.
 
 `merge`      a batch's rows are aggregated by themselves and added to what the table holds for the key: sums add, minima
              and maxima compare, an average is its sum and its count. Only what can be added is taken; the rest is
@@ -6,7 +6,9 @@
 `recompute`  every key that the batch touches is recomputed from all its rows, which another sink keeps: any SQL and
              any Python function, at the price of reading those rows again.
 
-Both change the table by one MERGE with the batch's number in it: a replayed batch changes nothing.
+Both change a Delta table by one MERGE with the batch's number in it: a replayed batch changes nothing. A database gets
+the rows of the keys that a batch touches. What is merged for it is in a Delta table of the checkpoint, so it is written
+before the database, and a replayed batch that finds it written still gives the database its rows.
 The third way, Spark's own stateful operator, lies in `watermark.py`.
 """
 
@@ -15,17 +17,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from urllib.parse import quote
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.errors import Failed
 from headrace.pipeline.books.ledger import SinkCount
-from headrace.pipeline.declare.declaration import Aggregate, Declaration, Sink, interval
+from headrace.pipeline.declare.declaration import WINDOW, Aggregate, Declaration, Sink, interval
 from headrace.pipeline.spark import internals
 from headrace.pipeline.spark.demands import passes_where
 from headrace.pipeline.spark.sinks.delta import ensure_table, merge_into, note_of, replace_keys
-from headrace.pipeline.spark.sinks.sinks import Batch, filtered, shape, without_identity
+from headrace.pipeline.spark.sinks.sinks import Batch, filtered, shape, with_identity, without_identity, writer_of
 
 #: How a partial result of the table (t) and of the batch (s) become one.
 _MERGED = {
@@ -38,7 +41,6 @@ _MERGED = {
     "bool_and": "coalesce(t.{0} and s.{0}, t.{0}, s.{0})",
 }
 _ALIASES = {"any": "bool_or", "some": "bool_or", "every": "bool_and", "mean": "avg"}
-_WINDOW = ("window_start", "window_end")
 #: SQL's class of errors in data: overflow, division by zero, a text that is not a number.
 _DATA = re.compile(r"\[[A-Z_.]+\]\s*((?:(?!\[[A-Z_.]+\]).)*?)\s*SQLSTATE: 22", re.DOTALL)
 _HASH_BITS = 40
@@ -69,24 +71,60 @@ def made(sink: Sink, rows: DataFrame, declaration: Declaration) -> DataFrame:
 
 
 def write(sink: Sink, rows: DataFrame, batch: Batch) -> SinkCount:
-    """The table holds the aggregates with this batch in them, once."""
+    """The sink holds the aggregates with this batch in them, once."""
     aggregate = sink.aggregate
     assert aggregate is not None
-    path = batch.declaration.resolve(sink.target)
-    writer = batch.writer_of(path)
-    if batch.replaying and internals.has_committed(batch.spark, path, writer, batch.number):
-        return batch.took(sink, None)
     counted = internals.Counted(rows.where(passes_where(batch.declaration, sink)))
     given = shape(sink, taken(sink, counted.frame, batch.declaration))
-    change, suspects = (_merge, _merge_suspects) if aggregate.mode == "merge" else (_recompute, _recompute_suspects)
     try:
-        change(sink, given, batch, writer)
+        written = (_change_table if sink.type.table else _change_rows)(sink, given, batch)
     except Exception as error:
         said = data_error(error)
         if said is None:
             raise
+        suspects = _merge_suspects if aggregate.mode == "merge" else _recompute_suspects
         raise _failure(sink, batch, said, *suspects(sink, given, batch)) from None
-    return batch.took(sink, counted.rows)
+    return batch.took(sink, counted.rows if written else None)
+
+
+def _change_table(sink: Sink, rows: DataFrame, batch: Batch) -> bool:
+    """The Delta table of the aggregate has the batch in it. False if it had it before."""
+    assert sink.aggregate is not None
+    path = _path(sink, batch)
+    writer = batch.writer_of(path)
+    if batch.replaying and internals.has_committed(batch.spark, path, writer, batch.number):
+        return False
+    (_merge if sink.aggregate.mode == "merge" else _recompute)(sink, rows, batch, writer)
+    return True
+
+
+def _change_rows(sink: Sink, rows: DataFrame, batch: Batch) -> bool:
+    """The sink has the rows of the keys that the batch touches as they are now. False if it had them before."""
+    aggregate = sink.aggregate
+    assert aggregate is not None
+    merged, writer = aggregate.mode == "merge", writer_of(sink.kind)
+    keyed = _window_apart(_grouped(rows, batch.declaration, aggregate).count(), aggregate) if merged else rows
+    touched = keyed.select(*[F.col(f"`{name}`") for name in (_keys(aggregate) if merged else aggregate.by)]).distinct()
+    touched = touched.persist()
+    try:
+        touched.count()
+        if merged:
+            _change_table(sink, rows, batch)
+            table = batch.spark.read.format("delta").load(_path(sink, batch))
+            done = writer.write(sink, with_identity(without_identity(_rows_with(table, touched))), batch)
+        else:
+            made = computed(_rows_of(touched, sink, batch), batch.declaration, aggregate)
+            done = writer.replace(sink, touched, with_identity(without_identity(made)), batch)
+    finally:
+        touched.unpersist()
+    return done is not None
+
+
+def _path(sink: Sink, batch: Batch) -> str:
+    """The Delta table that holds the aggregate: the sink itself, or one that lives as long as the checkpoint."""
+    if sink.type.table:
+        return batch.declaration.resolve(sink.target)
+    return f"{batch.checkpoint}/aggregates/{quote(sink.target, safe='')}"
 
 
 # -- merge -----------------------------------------------------------------------------------------------------------
@@ -237,12 +275,12 @@ def _window_apart(made: DataFrame, aggregate: Aggregate) -> DataFrame:
     if aggregate.window is None:
         return made
     rest = [F.col(f"`{name}`") for name in made.columns if name not in {"window", *aggregate.by}]
-    start, end = F.col("window.start").alias(_WINDOW[0]), F.col("window.end").alias(_WINDOW[1])
+    start, end = F.col("window.start").alias(WINDOW[0]), F.col("window.end").alias(WINDOW[1])
     return made.select(*[F.col(f"`{name}`") for name in aggregate.by], start, end, *rest)
 
 
 def _keys(aggregate: Aggregate) -> tuple[str, ...]:
-    return aggregate.by + (_WINDOW if aggregate.window else ())
+    return aggregate.by + (WINDOW if aggregate.window else ())
 
 
 def _merge(sink: Sink, rows: DataFrame, batch: Batch, writer: str) -> None:
@@ -261,7 +299,7 @@ def _same(aggregate: Aggregate) -> str:
 
 def _merge_suspects(sink: Sink, rows: DataFrame, batch: Batch) -> tuple[DataFrame, _Computed]:
     """The rows, and what those values of some of them become together with what the table holds."""
-    aggregate, path = sink.aggregate, batch.declaration.resolve(sink.target)
+    aggregate, path = sink.aggregate, _path(sink, batch)
     assert aggregate is not None
     plan = merge_plan(batch.spark, batch.declaration, sink)
 
@@ -278,7 +316,7 @@ def _merge_suspects(sink: Sink, rows: DataFrame, batch: Batch) -> tuple[DataFram
 
 def _merge_into(sink: Sink, source: DataFrame, clauses: str, batch: Batch, writer: str) -> None:
     """One MERGE, remembered in the table's log under the batch's number."""
-    path = batch.declaration.resolve(sink.target)
+    path = _path(sink, batch)
     ensure_table(path, source, sink.partition_by)
     merge_into(path, source, clauses, _commit(batch, writer))
 
@@ -308,8 +346,12 @@ def _recompute(sink: Sink, rows: DataFrame, batch: Batch, writer: str) -> None:
 def _rows_of(touched: DataFrame, sink: Sink, batch: Batch) -> DataFrame:
     """All rows of those keys, from the table of rows."""
     table = batch.spark.read.format("delta").load(batch.declaration.resolve(batch.declaration.base.target))
-    rows = shape(sink, filtered(sink, table))
-    return rows.join(touched, [rows[key].eqNullSafe(touched[key]) for key in touched.columns], "left_semi")
+    return _rows_with(shape(sink, filtered(sink, table)), touched)
+
+
+def _rows_with(rows: DataFrame, keys: DataFrame) -> DataFrame:
+    """Those of the rows that have one of the keys."""
+    return rows.join(keys, [rows[key].eqNullSafe(keys[key]) for key in keys.columns], "left_semi")
 
 
 def _recompute_suspects(sink: Sink, rows: DataFrame, batch: Batch) -> tuple[DataFrame, _Computed]:
@@ -330,7 +372,7 @@ def computed(rows: DataFrame, declaration: Declaration, aggregate: Aggregate) ->
         made: DataFrame = aggregate.step(rows)
         return made
     values = [F.expr(text).alias(name) for name, text in aggregate.values.items()]
-    if any(re.search(r"\bover\s*\(", text, re.IGNORECASE) for text in aggregate.values.values()):
+    if aggregate.has_window_functions:
         return without_identity(rows).select("*", *values)
     return _window_apart(_grouped(rows, declaration, aggregate).agg(*values), aggregate)
 

@@ -11,7 +11,8 @@ the function is given is.
 
 A name alone cannot throw and is not tried: most pipelines pay nothing for this.
 
-Some sinks cannot hold every value (a column of PostgreSQL has a range). Their limits are tested with the row too.
+Some sinks cannot hold every value (a column of PostgreSQL has a range). Their limits are tested with the row too; of an
+aggregate, those of the columns that it groups by.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace.pipeline.declare.declaration import LAST_MICROSECOND, Changes, Declaration, Sink, span_s
+from headrace.pipeline.declare.declaration import LAST_MICROSECOND, WINDOW, Changes, Declaration, Sink, span_s
 from headrace.pipeline.spark import internals
 
 if TYPE_CHECKING:
@@ -122,8 +123,10 @@ class _Demand:
                 columns = f"{name}{number}_select"
                 unfit.append(failed)
                 wanted = wanted & F.col(columns).isNotNull()
-        if self.limits and not self.sink.aggregate:
-            frame, beyond = self._beyond_limits(frame, columns, wanted, unknown)
+        if self.limits:
+            # What an aggregate makes is known of a group, not of a row; the columns that it groups by are the row's.
+            made = {*self.sink.aggregate.values, *WINDOW} if self.sink.aggregate else set()
+            frame, beyond = self._beyond_limits(frame, columns, wanted, unknown | made)
             unfit.append(beyond)
         if self.filters:
             frame = frame.withColumn(self.name, F.when(wanted, 1))

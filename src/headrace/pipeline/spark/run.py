@@ -252,7 +252,7 @@ class Run:
         return sinks.Batch(
             spark=spark, declaration=self.declaration, number=number, run=self.name, writer=writer,
             connection=self.connection, registry=self.registry, replaying=self._replaying,
-            tasks=sinks.TASKS, show=self.observer.show,
+            tasks=sinks.TASKS, checkpoint=self.strategy.context.checkpoint, show=self.observer.show,
         )  # fmt: skip
 
     def _may_replay(self) -> bool:

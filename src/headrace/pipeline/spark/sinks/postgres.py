@@ -86,16 +86,20 @@ class PostgresWriter(SinkWriter):
                 f"the database stores texts as {encoding}", *declaration.path_of(sink), "postgres",
                 why="it could not hold every text", hint="create database NAME encoding 'UTF8' template template0",
             )  # fmt: skip
-        return [*_table_limits(declaration, sink, table, kinds), *postgres_types.key_limits(kinds, sink.keys)]
+        limits = [*_table_limits(declaration, sink, table, kinds), *postgres_types.key_limits(kinds, sink.keys)]
+        if sink.aggregate is not None and sink.aggregate.window is not None:
+            limits += postgres_types.window_limits(str(declaration.event_time))
+        return limits
 
     def require(self, declaration: Declaration, sink: Sink) -> None:
         require_psycopg(declaration, sink)
         Database.of(declaration, sink).connect().close()
 
     def write(self, sink: Sink, rows: DataFrame, batch: Batch) -> int | None:
-        database = Database.of(batch.declaration, sink)
-        with database.connect() as connection, database.errors():
-            return _Attempt(sink, rows, batch, database, connection).write()
+        return _written(sink, rows, batch)
+
+    def replace(self, sink: Sink, keys: DataFrame, rows: DataFrame, batch: Batch) -> int | None:
+        return _written(sink, rows, batch, keys)
 
 
 # -- before a run ------------------------------------------------------------------------------------------------------
@@ -185,15 +189,25 @@ def _a(kind: DataType) -> str:
 # -- a batch -----------------------------------------------------------------------------------------------------------
 
 
-class _Attempt:
-    """One attempt to write a batch."""
+def _written(sink: Sink, rows: DataFrame, batch: Batch, replaced: DataFrame | None = None) -> int | None:
+    database = Database.of(batch.declaration, sink)
+    with database.connect() as connection, database.errors():
+        return _Attempt(sink, rows, batch, database, connection, replaced).write()
 
-    def __init__(self, sink: Sink, rows: DataFrame, batch: Batch, database: Database, connection: Connection) -> None:
+
+class _Attempt:
+    """One attempt to write a batch. Of the keys `replaced`, rows of the table that the batch does not have are removed."""
+
+    def __init__(
+        self, sink: Sink, rows: DataFrame, batch: Batch, database: Database, connection: Connection,
+        replaced: DataFrame | None = None,
+    ) -> None:  # fmt: skip
         self.sink = sink
         self.batch = batch
         self.database = database
         self.connection = connection
         self.rows = rows
+        self.replaced = replaced
         self.columns: dict[str, DataType] = {name: rows.schema[name].dataType for name in columns_of(rows)}
         self.table = self._ready_table()
         self.writer = batch.writer_of(self.table.shown)
@@ -227,8 +241,11 @@ class _Attempt:
         """The rows that the statement gives; it may name the tables and columns of this attempt."""
         from psycopg import sql
 
-        def names(some: Sequence[str], pattern: str = "{}") -> Composable:
-            return sql.SQL(", ").join(sql.SQL(pattern).format(sql.Identifier(name)) for name in some)
+        def names(some: Sequence[str]) -> Composable:
+            return sql.SQL(", ").join(map(sql.Identifier, some))
+
+        def same(some: Sequence[str]) -> Composable:
+            return sql.SQL(" and ").join(statement("s.{c} = t.{c}", c=identifier(name)) for name in some)
 
         rest = [name for name in self.columns if name not in self.sink.keys]
         whole = statement(
@@ -238,6 +255,8 @@ class _Attempt:
             marks=identifier(self.table.schema, MARKS),
             columns=names(list(self.columns)),
             keys=names(self.sink.keys),
+            same_key=same(self.sink.keys),
+            same_group=same(self.replaced.columns if self.replaced is not None else ()),
             updates=sql.SQL(", ").join(statement("{c} = excluded.{c}", c=identifier(name)) for name in rest),
         )
         done = self.connection.execute(whole, given)
@@ -313,7 +332,11 @@ class _Attempt:
         listed = ", ".join(identifier(name).as_string(self.connection) for name in names)
         staging = identifier(self.table.schema, self.staging).as_string(self.connection)
         target = _Target(settings_of(self.connection), self.database.shown, f"copy {staging} ({listed}) from stdin")
-        rows = self.rows.withColumn("_row", F.monotonically_increasing_id()) if self.sink.keys else self.rows
+        rows = self.rows
+        if self.replaced is not None:
+            # In the staging table, a key that is replaced has no position.
+            rows = rows.unionByName(self.replaced, allowMissingColumns=True)
+        rows = rows.withColumn("_row", F.monotonically_increasing_id()) if self.sink.keys else rows
         lines = rows.select(F.expr(postgres_types.line(names)).cast("binary").alias("line"))
         copied = internals.map_in_arrow(lines.coalesce(_TASKS), partial(_copy_task, target), _RESULT)
         done = [_Copied(**row.asDict()) for row in copied.collect()]
@@ -337,13 +360,24 @@ class _Attempt:
                     f"{self.database.shown} has lost rows of the batch before they were in the table",
                     why=f"{count:,} were copied, {found:,} are there; the server was restarted meanwhile",
                 )
-            self._execute(self._insert(f"from {{staging}} where _attempt in ({chosen})"))
+            if self.replaced is not None:
+                self._remove_stale(f"_attempt in ({chosen})")
+            is_row = "" if self.replaced is None else " and _offset is not null"
+            self._execute(self._insert(f"from {{staging}} where _attempt in ({chosen}){is_row}"))
             mark = {"writer": self.writer, "batch": self.batch.number, "rows": count}
             self._execute(
                 "update {marks} set batch = %(batch)s, rows = %(rows)s, at = now() where writer = %(writer)s", mark
             )
             self._execute("drop table {staging}")
         return count
+
+    def _remove_stale(self, copied: str) -> None:
+        """Rows of replaced keys that the batch does not have are gone. The others stay: they may have more columns."""
+        self._execute(
+            f"delete from {{table}} t where exists (select from {{staging}} s where {copied} and _offset is null "
+            f"and {{same_group}}) and not exists "
+            f"(select from {{staging}} s where {copied} and _offset is not null and {{same_key}})"
+        )
 
     def _insert(self, chosen: str) -> str:
         if not self.sink.keys:

@@ -102,6 +102,11 @@ def key_limits(columns: dict[str, DataType], keys: tuple[str, ...]) -> Iterator[
         yield Limit(f"{size} <= {_KEY_BYTES}", f"the key is longer than {_KEY_BYTES:,} bytes")
 
 
+def window_limits(event_time: str) -> Iterator[Limit]:
+    """What must hold of the time of a row so that the ends of its window can be written."""
+    yield Limit(f"year({quoted_name(event_time)}) between 2 and 9998", f"{event_time} {_YEARS}")
+
+
 def quoted_name(name: str) -> str:
     """A column's name in Spark's SQL."""
     return "`" + name.replace("`", "``") + "`"

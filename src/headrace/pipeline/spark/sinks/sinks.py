@@ -57,6 +57,8 @@ class Batch:
     #: The first batch after a start may have been written before; later ones cannot.
     replaying: bool
     tasks: int
+    #: The folder of Spark's checkpoint: what a sink keeps there begins and ends with it.
+    checkpoint: str = ""
     show: Callable[[str, list[dict[str, object]]], None] | None = None
     #: The rows that are written, and by sink with a `where` of its own: how many it wants, and how many become of them.
     written: int = 0
@@ -113,6 +115,10 @@ class SinkWriter(ABC):
         Returns how many; None if an earlier attempt had written them, which can be where `batch.replaying`.
         """
 
+    def replace(self, sink: Sink, keys: DataFrame, rows: DataFrame, batch: Batch) -> int | None:
+        """Called where a kind can do that: of the keys (distinct, of some columns), the sink holds these rows alone."""
+        raise NotImplementedError(f"a {sink.kind} cannot replace rows")
+
 
 def writer_of(kind: str) -> SinkWriter:
     """The writer of that kind of sinks."""
@@ -166,6 +172,12 @@ def selected(sink: Sink, rows: DataFrame, only: Column | None = None) -> DataFra
 
 def columns_of(rows: DataFrame) -> list[str]:
     return [name for name in rows.columns if not name.startswith("_")]
+
+
+def with_identity(rows: DataFrame) -> DataFrame:
+    """Rows that were made of many records, with the columns of one: what is written takes them from it."""
+    none = {"_topic": F.lit(""), "_partition": F.lit(0), "_offset": F.lit(0).cast("long")}
+    return rows.withColumns({**none, "_timestamp": F.current_timestamp()})
 
 
 def without_identity(rows: DataFrame) -> DataFrame:

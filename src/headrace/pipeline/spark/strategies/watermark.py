@@ -64,8 +64,7 @@ class Watermark(Strategy):
 
 def _write(sink: Sink, made: DataFrame, batch: sinks.Batch, windows: _Windows) -> SinkCount:
     """Finished windows: only the operator knows how many there are, so what came is what was expected."""
-    identity = {"_topic": F.lit(""), "_partition": F.lit(0), "_offset": F.lit(0), "_timestamp": F.current_timestamp()}
-    written = sinks.writer_of(sink.kind).write(sink, made.withColumns(identity), batch)
+    written = sinks.writer_of(sink.kind).write(sink, sinks.with_identity(made), batch)
     took, rows = batch.took(sink, written), written or 0
     return replace(took, expected=rows, records=rows, watermark=windows.watermark_ms, windows=windows.rows)
 
