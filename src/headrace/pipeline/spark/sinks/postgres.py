@@ -196,7 +196,7 @@ def _written(sink: Sink, rows: DataFrame, batch: Batch, replaced: DataFrame | No
 
 
 class _Attempt:
-    """One attempt to write a batch. Of the keys `replaced`, rows of the table that the batch does not have are removed."""
+    """One attempt to write a batch; rows of the keys `replaced` that the batch does not have are removed."""
 
     def __init__(
         self, sink: Sink, rows: DataFrame, batch: Batch, database: Database, connection: Connection,
