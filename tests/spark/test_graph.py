@@ -101,7 +101,12 @@ def test_a_graph_runs_in_order_and_a_failed_branch_stops_only_itself(shop: Works
 
     plan = shop.pipeline("speeds").plan_rewind("beginning", shop.connection)
     assert plan.consequences[-1] == "views made from its tables follow at their next update: by_route, busy"
-    assert [each.view for each in graph.refresh("by_route", full=True, spark=shop.spark)] == ["by_route", "busy"]
+    refreshed = graph.refresh("by_route", full=True, spark=shop.spark).nodes
+    modes = [(each.name, each.update and each.update.mode) for each in refreshed]
+    assert modes == [
+        ("by_route", "full"),
+        ("busy", "full"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +149,8 @@ def test_the_commands_of_a_graph(shop: Workshop, run: Headrace, headrace_topic: 
     listed = {row["name"]: row for row in json.loads(run("pipeline", "list", "--json", *where).out)}
     assert (listed["by_route"]["from"], listed["by_route"]["trigger"]) == ("speeds, stops", "view")
     refused = run("pipeline", "refresh", "speeds", "--full", *where)
-    assert refused.code == 2
-    assert "checkpoint rewind speeds --to beginning" in refused.err
+    assert refused.code == 1
+    assert "· tables/speeds: it is emptied; its rows stay in version 0" in refused.err
+    assert "· recomputed afterwards: by_route, busy\nmake them again?" in refused.err
     head = json.loads(run("table", "head", "busy", "--json", home=shop.home.root).out.splitlines()[0])
     assert set(head) == {"route", "n"}

@@ -8,14 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.app import App, any_kafka
+from headrace.cli.app import App, any_kafka, registry_option, yes_option
 from headrace.cli.output import print_json, print_table
 from headrace.cli.pipeline import declared_in, file_option, master_option, name_argument, pipeline
 from headrace.errors import Failed, UsageError
 from headrace.text import duration, plural
 
 if TYPE_CHECKING:
-    from headrace.pipeline import Graph, GraphNode, NodeResult, ViewStatus, ViewUpdate
+    from headrace.pipeline import (
+        Graph,
+        GraphNode,
+        GraphObserver,
+        GraphReport,
+        NodeResult,
+        RefreshPlan,
+        ViewStatus,
+        ViewUpdate,
+    )  # fmt: skip
     from headrace.schemas import Registry
 
 
@@ -70,16 +79,10 @@ def _drawn(nodes: list[GraphNode]) -> list[str]:
 
 def run_graph(app: App, graph: Graph, *, once: bool, master: str | None) -> None:
     """Run all of it; the exit code is 1 if a node failed."""
-    from headrace.pipeline import GraphObserver
-
     connection = app.connection() if graph.declared.pipelines else ""
     registry = _registry(app, graph)
     began = time.monotonic()
-    observer = GraphObserver(
-        say=lambda name, text: app.say(f"{name}: {text}" if name else text),
-        on_begin=lambda name: app.say(f"{name} …"),
-        on_end=lambda result: app.say(_ended(result)),
-    )
+    observer = _observer(app)
     with graph.session(master, app.progress) as spark:
         app.say(f"Spark {spark.version} is ready after {time.monotonic() - began:.1f} s")
         report = graph.run(connection, once=once, spark=spark, registry=registry, observer=observer)
@@ -90,6 +93,21 @@ def run_graph(app: App, graph: Graph, *, once: bool, master: str | None) -> None
         states = [(node.name, node.kind, node.state, f"{node.seconds:.1f} s", _said(node)) for node in report.nodes]
         print_table(("name", "kind", "state", "time", "what"), states)
         app.say(f"{plural(len(report.nodes), 'node')} in {seconds:.1f} s")
+    _require_all(report)
+
+
+def _observer(app: App) -> GraphObserver:
+    from headrace.pipeline import GraphObserver
+
+    return GraphObserver(
+        say=lambda name, text: app.say(f"{name}: {text}" if name else text),
+        on_begin=lambda name: app.say(f"{name} …"),
+        on_end=lambda result: app.say(_ended(result)),
+    )
+
+
+def _require_all(report: GraphReport) -> None:
+    """No node has failed."""
     if report.failed:
         raise Failed(
             f"{plural(len(report.failed), 'node')} of {len(report.nodes)} failed: "
@@ -115,24 +133,61 @@ def update_view(app: App, graph: Graph, name: str, master: str | None) -> None:
 
 @pipeline.command()
 @name_argument
-@click.option("--full", is_flag=True, help="Recompute them from all rows of their tables.")
+@click.option("--full", is_flag=True, help="Make tables again from all records, and views from all rows.")
+@click.option("--accept-loss", is_flag=True, help="Go on without records that Kafka no longer has.")
+@yes_option
 @file_option
 @master_option
+@registry_option
 @any_kafka
 @click.pass_obj
-def refresh(app: App, name: str, full: bool, file: Path | None, master: str | None) -> None:
-    """Bring the view NAME and all views that depend on it up to date.
+def refresh(
+    app: App, name: str, full: bool, accept_loss: bool, yes: bool, file: Path | None, master: str | None
+) -> None:
+    """Bring NAME, a pipeline or a view, and all that is made from its tables up to date.
 
-    With --full they are recomputed, also with other columns than before.
+    A pipeline reads what is new. With --full its tables are emptied and made again from its records: it shows what it
+    will do and asks. The rows of before stay in an earlier version of each table. Records that it has read and that
+    Kafka has deleted since are counted first; without --accept-loss nothing is changed then. Views are recomputed, also
+    with other columns than before.
 
     \b
     headrace pipeline refresh route_speeds
-    headrace pipeline refresh route_speeds --full
+    headrace pipeline refresh breadcrumbs --full
     """
     graph = find_graph(app, file)
-    graph.check_refresh(name)
+    # A view and what is made from it need no Kafka.
+    connection = app.connection() if name in graph.declared.pipelines else None
+    plan = graph.plan_refresh(name, connection, full=full)
+    if plan.rebuilds:
+        _agree_to(app, plan, accept_loss=accept_loss, yes=yes)
+    observer = _observer(app)
     with graph.session(master, app.progress) as spark:
-        _show_updates(app, graph.refresh(name, full=full, spark=spark))
+        report = graph.refresh(
+            name, connection, full=full, accept_loss=accept_loss, spark=spark, registry=_registry(app, graph),
+            observer=observer,
+        )  # fmt: skip
+    if app.json:
+        print_json([node.document() for node in report.nodes])
+    else:
+        click.echo(str(report))
+    _require_all(report)
+
+
+def _agree_to(app: App, plan: RefreshPlan, *, accept_loss: bool, yes: bool) -> None:
+    """What a full refresh means is shown, and agreed to."""
+    for rebuild in plan.rebuilds:
+        for text in rebuild.steps:
+            app.say(f"· {text}")
+    if views := [node for node in plan.nodes if node not in {each.pipeline for each in plan.rebuilds}]:
+        app.say(f"· recomputed afterwards: {', '.join(views)}")
+    if plan.lost and not accept_loss:
+        raise Failed(
+            f"Kafka no longer has {plan.lost:,} records that were read", why="rows made from them would be missing",
+            hint="nothing was changed; --accept-loss makes the tables without them",
+        )  # fmt: skip
+    if not yes and not click.confirm("make them again?", err=True):
+        raise UsageError("nothing was changed", why="the answer was no")
 
 
 def _show_updates(app: App, made: list[ViewUpdate]) -> None:

@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from headrace.pipeline.declare.declaration import Decode
     from headrace.pipeline.declare.reading import declared_views
     from headrace.pipeline.declare.sink_kinds import register_sink
-    from headrace.pipeline.graph import Graph, GraphNode, GraphObserver, GraphReport, NodeResult, ViewStatus
+    from headrace.pipeline.graph import (
+        Graph,
+        GraphNode,
+        GraphObserver,
+        GraphReport,
+        NodeResult,
+        RefreshPlan,
+        ViewStatus,
+    )
     from headrace.pipeline.pipeline import Pipeline, RunObserver, RunReport, example, spark_session
     from headrace.pipeline.spark.session import archive_is_made
     from headrace.pipeline.spark.sinks.sinks import SinkWriter
@@ -37,7 +45,7 @@ else:
         "declare.declaration": ["Decode"],
         "declare.reading": ["declared_views"],
         "declare.sink_kinds": ["register_sink"],
-        "graph": ["Graph", "GraphNode", "GraphObserver", "GraphReport", "NodeResult", "ViewStatus"],
+        "graph": ["Graph", "GraphNode", "GraphObserver", "GraphReport", "NodeResult", "RefreshPlan", "ViewStatus"],
         "pipeline": ["Pipeline", "RunObserver", "RunReport", "example", "spark_session"],
         "spark.session": ["archive_is_made"],
         "spark.sinks.sinks": ["SinkWriter"],

@@ -2,7 +2,8 @@
 
 graph = Graph.from_file("headrace.toml")
 print(graph.run(cluster, once=True))
-graph.refresh("route_speeds", full=True)
+graph.refresh("route_speeds", full=True)              # a view
+graph.refresh("positions", cluster, full=True)       # a pipeline, and the views that are made from its tables
 
 Each pipeline and each view is a node; a view is behind the pipelines and views that write its tables. Nodes that do not
 depend on each other run side by side on one Spark session. If a node fails, what depends on it is skipped, and the
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
+    from headrace.pipeline.books.refresh import RebuildPlan
     from headrace.pipeline.spark.run import Run
     from headrace.schemas import Registry
 
@@ -114,6 +116,27 @@ class GraphReport:
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.nodes))
+
+
+@dataclass(frozen=True)
+class RefreshPlan:
+    """What a refresh would do: nothing is done yet."""
+
+    name: str
+    full: bool
+    #: The node itself and what is made from its tables, in order.
+    nodes: tuple[str, ...]
+    #: Of a full refresh: what it means for each pipeline among them.
+    rebuilds: tuple[RebuildPlan, ...] = ()
+
+    @property
+    def lost(self) -> int:
+        """Records that were read and that Kafka no longer has."""
+        return sum(plan.lost for plan in self.rebuilds)
+
+    def document(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return {**vars(self), "rebuilds": [plan.document() for plan in self.rebuilds], "lost": self.lost}
 
 
 @dataclass(frozen=True)
@@ -258,22 +281,43 @@ class Graph:
             _note_state(folder, "waiting" if update.why.startswith("waits") else "finished")
         return update
 
-    def refresh(self, name: str, *, full: bool = False, spark: SparkSession | None = None) -> list[ViewUpdate]:
-        """The view and all that depend on it are up to date; with `full`, recomputed from their tables."""
-        self.check_refresh(name)
-        with self._given_or_new(spark) as session:
-            return [self.update(each, full=full, spark=session) for each in (name, *self.downstream(name))]
+    def plan_refresh(self, name: str, where: HasBootstrap | str | None = None, *, full: bool = False) -> RefreshPlan:
+        """What `refresh` would do. Of a full refresh of a pipeline, Kafka (`where`) says which records it still has."""
+        self._check_known(name)
+        nodes = (name, *self.declared.made_from(name))
+        made_again = [self._pipeline(node) for node in nodes if full and node in self.declared.pipelines]
+        return RefreshPlan(
+            name, full, nodes, tuple(each.plan_rebuild(_required(where, each.name)) for each in made_again)
+        )
 
-    def check_refresh(self, name: str) -> None:
-        """`name` is a view; the tables of a pipeline cannot be rebuilt by one step, and the error says how to."""
-        if name in self.declared.pipelines:
-            raise UsageError(
-                f"{name} is a pipeline: its tables cannot be rebuilt by one command",
-                why="they are made from records, which Kafka may have deleted since",
-                hint=f"headrace pipeline checkpoint rewind {name} --to beginning, remove its tables, "
-                f"headrace pipeline run {name} --once; then refresh {', '.join(self.downstream(name)) or 'its views'}",
-            )
-        self.declared.view(name)
+    def refresh(
+        self,
+        name: str,
+        where: HasBootstrap | str | None = None,
+        *,
+        full: bool = False,
+        accept_loss: bool = False,
+        spark: SparkSession | None = None,
+        registry: Registry | str | None = None,
+        observer: GraphObserver | None = None,
+    ) -> GraphReport:
+        """The pipeline or view, and all that is made from its tables, are up to date; a pipeline needs Kafka (`where`).
+
+        With `full`, pipelines start over: their tables are emptied and made from their records again. Views are
+        recomputed. Records that Kafka no longer has are an error of the node unless `accept_loss`.
+        """
+        self._check_known(name)
+        nodes = (name, *self.declared.made_from(name))
+        for node in nodes:
+            if node in self.declared.pipelines:
+                _required(where, node)
+        with self._given_or_new(spark) as session:
+            run = _GraphRun(self, session, where or "", registry, observer or GraphObserver())
+            return run.refresh(nodes, full=full, accept_loss=accept_loss)
+
+    def _check_known(self, name: str) -> None:
+        if name not in self.declared.pipelines:
+            self.declared.view(name)
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -338,12 +382,19 @@ class _GraphRun:
         self.where = where
         self.registry = registry
         self.observer = observer
+        self.full = self.accept_loss = False
         self.runs: list[Run] = []
         self._stopping = threading.Event()
         self._slots = threading.Semaphore(_SIDE_BY_SIDE)
 
+    def refresh(self, names: tuple[str, ...], *, full: bool, accept_loss: bool) -> GraphReport:
+        self.full, self.accept_loss = full, accept_loss
+        return self._each_once(names)
+
     def once(self) -> GraphReport:
-        order = self.graph.declared.order
+        return self._each_once(tuple(self.graph.declared.order))
+
+    def _each_once(self, order: tuple[str, ...]) -> GraphReport:
         ended: dict[str, Future[NodeResult]] = {}
         with ThreadPoolExecutor(max(len(order), 1), "graph") as threads:
             for name in order:
@@ -388,7 +439,7 @@ class _GraphRun:
         ]
         if name in seen and seen[name] == versions:
             return
-        result = self._attempt(name, lambda: {"update": self.graph.update(name, spark=self.spark)})
+        result = self._attempt(name, self._update)
         seen[name] = versions
         if before is None or result.state != "done" or (result.update and result.update.mode != "none"):
             self._ended(result)
@@ -419,13 +470,21 @@ class _GraphRun:
             self.observer.on_begin(name)
             if name in self.graph.declared.pipelines:
                 return self._run_pipeline(name, once=True)
-            return self._ended(self._attempt(name, lambda: {"update": self.graph.update(name, spark=self.spark)}))
+            return self._ended(self._attempt(name, self._update))
+
+    def _update(self, name: str) -> dict[str, Any]:
+        return {"update": self.graph.update(name, full=self.full, spark=self.spark)}
 
     def _run_pipeline(self, name: str, *, once: bool) -> NodeResult:
         pipeline = self.graph._pipeline(name)
 
-        def run() -> dict[str, Any]:
+        def run(_: str) -> dict[str, Any]:
             observer = RunObserver(say=lambda text: self.observer.say(name, text))
+            if self.full:
+                where, spark, registry = self.where, self.spark, self.registry
+                kept = pipeline.start_over(where, spark=spark, registry=registry, accept_loss=self.accept_loss)
+                for text in kept:
+                    observer.say(text)
             made = pipeline.begin(self.spark, self.where, self.registry, observer, once=once)
             self.runs.append(made)
             made.wait()
@@ -436,10 +495,10 @@ class _GraphRun:
 
         return self._ended(self._attempt(name, run))
 
-    def _attempt(self, name: str, act: Callable[[], dict[str, Any]]) -> NodeResult:
+    def _attempt(self, name: str, act: Callable[[str], dict[str, Any]]) -> NodeResult:
         began, kind = time.monotonic(), self._kind(name)
         try:
-            return NodeResult(name, kind, "done", **act(), seconds=time.monotonic() - began)
+            return NodeResult(name, kind, "done", **act(name), seconds=time.monotonic() - began)
         except HeadraceError as error:
             return NodeResult(name, kind, "failed", error=error, seconds=time.monotonic() - began)
 
@@ -452,6 +511,12 @@ class _GraphRun:
     def _ended(self, result: NodeResult) -> NodeResult:
         self.observer.on_end(result)
         return result
+
+
+def _required(where: HasBootstrap | str | None, pipeline: str) -> HasBootstrap | str:
+    if where is None:
+        raise UsageError(f"{pipeline} is a pipeline: a refresh needs Kafka", hint='graph.refresh(name, "HOST:PORT")')
+    return where
 
 
 def _last_part(path: str) -> str:

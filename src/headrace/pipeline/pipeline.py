@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError, Failed, HeadraceError, NotFound, SetupError, UsageError
-from headrace.home import FILE, Home
+from headrace.home import FILE, Home, read_json, write_json
 from headrace.kafka import Connection, HasBootstrap, connect
 from headrace.pipeline.books.checkpoint import Checkpoint
 from headrace.pipeline.books.folder import PipelineFolder
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from headrace.kafka import Topic
     from headrace.pipeline.books.dead_letters import Group, Letter, Wanted
     from headrace.pipeline.books.redrive import RedrivePlan, RedriveReport
+    from headrace.pipeline.books.refresh import RebuildPlan
     from headrace.pipeline.books.rewind import Moved, RewindPlan
     from headrace.pipeline.books.status import PipelineStatus
     from headrace.pipeline.spark.run import Run
@@ -392,6 +393,80 @@ class Pipeline:
         from headrace.pipeline.books.rewind import wipe
 
         return wipe(self.folder, self.declaration)
+
+    # -- making its tables again ---------------------------------------------------------------------------------------
+
+    def plan_rebuild(self, where: HasBootstrap | str) -> RebuildPlan:
+        """What `start_over` would do: which tables are emptied, and which records Kafka no longer has."""
+        from headrace.pipeline.books.refresh import plan_rebuild
+
+        self._check_sole_writer()
+        return plan_rebuild(self.folder, self.declaration, connect(where))
+
+    def start_over(
+        self,
+        where: HasBootstrap | str,
+        *,
+        spark: SparkSession | None = None,
+        registry: Registry | str | None = None,
+        accept_loss: bool = False,
+    ) -> list[str]:
+        """Empty its tables and delete its progress: the next run makes them again from `start` on.
+
+        Returns where the rows of before are. Records that Kafka no longer has are an error unless `accept_loss`.
+        """
+        from headrace.pipeline.books.rewind import wipe
+        from headrace.pipeline.spark.check import checked
+        from headrace.pipeline.spark.rebuild import empty_tables
+        from headrace.pipeline.spark.session import java_alive
+
+        plan = self.plan_rebuild(where)
+        if plan.gone and not accept_loss:
+            raise Failed(
+                f"Kafka no longer has {plan.lost:,} records that {self.name} has read",
+                why=", ".join(map(str, plan.gone[:5])) + "; rows that were made from them could not be made again",
+                hint="nothing was changed; --accept-loss makes the tables without them",
+            )
+        folder, declaration = self.folder, self.declaration
+        with self._given_or_new(spark) as session, java_alive(), self._with_registry(where, registry) as used:
+            columns = checked(session.newSession(), declaration, connect(where), used, declaration.trigger)[1]
+            redeclared = self._redeclared
+            with folder.lock():
+                # A run between the two steps would find empty tables and an old checkpoint: until both are done, the
+                # note refuses it. A refresh that is repeated knows from it where the rows are.
+                kept: list[str] = (read_json(folder.refresh_file) or {}).get("kept", [])
+                write_json(folder.refresh_file, {"kept": kept})
+                kept += empty_tables(session, declaration, columns, self.dead_letter_queue, redeclared=redeclared)
+                write_json(folder.refresh_file, {"kept": kept})
+        if self.checkpoint.exists:
+            backup = Path(str(wipe(folder, declaration).backup))
+            if (seen := folder.root / "seen").is_dir():
+                seen.rename(backup / "seen")  # else all records would be duplicates
+        folder.refresh_file.unlink()
+        return kept
+
+    @property
+    def _redeclared(self) -> bool:
+        """Whether its rows are made otherwise than at the last run."""
+        from headrace.pipeline.declare.changes import compare, document, remembered
+
+        before = remembered(self.folder)
+        changes = compare(before.declaration, document(self.declaration)) if before else []
+        making = ("decode", "select", "lookup", "event_time", "join", "into")
+        return any(change.field.startswith(making) for change in changes)
+
+    def _check_sole_writer(self) -> None:
+        """No other pipeline of the file writes a table of this one: its rows would be removed, too."""
+        if self.declaration.file is None:
+            return
+        for tables in read_graph(self.declaration.file, lenient=True).tables.values():
+            for table in tables:
+                if self.name in table.writers and (others := [name for name in table.writers if name != self.name]):
+                    raise UsageError(
+                        f"the table {table.name} is written by {', '.join(others)} too",
+                        why=f"a full refresh of {self.name} would remove rows that it cannot make again",
+                        hint="a table of its own for each pipeline",
+                    )
 
     # -- what these need -----------------------------------------------------------------------------------------------
 

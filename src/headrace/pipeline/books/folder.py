@@ -6,6 +6,7 @@ declaration.json    what it was last run with
 identity.json       the epoch: raised by a rewind, because sinks remember batches by their numbers
 lookups/            what the last batch has looked up, keyed, and its version (used.json)
 dead_letters/       the table of dead letters, unless the declaration names another place
+refresh.json        a full refresh has begun to empty tables and has not moved the checkpoint yet
 state.json          what a running query is doing          wanted.json   a background driver shall run it
 lock                held by the one run that there may be
 """
@@ -40,6 +41,7 @@ class PipelineFolder:
         self.identity_file = self.root / "identity.json"
         self.state_file = self.root / "state.json"
         self.wanted_file = self.root / "wanted.json"
+        self.refresh_file = self.root / "refresh.json"
         self.lock_file = self.root / "lock"
 
     def create(self) -> None:

@@ -402,6 +402,12 @@ class Ledger:
             found.append(Line(*place, first, after, read, **outcomes, rows=made, balanced=balanced))
         return found
 
+    def extent(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """Per topic and partition: the first offset that any run has read, and the one behind the last."""
+        with self._read() as ask:
+            found = ask("select topic, partition, min(first), max(next) from spans group by topic, partition")
+        return {(topic, partition): (first, after) for topic, partition, first, after in found}
+
     def sinks(self, run: str | None = None) -> list[SinkLine]:
         """Per run and sink: what happened to the rows."""
         with self._read(run) as ask:

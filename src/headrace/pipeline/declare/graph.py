@@ -91,7 +91,7 @@ class DeclaredGraph:
         """The pipelines and views that write what this one reads."""
         if name in self.pipelines:
             return {other for topic in self.pipelines[name].topics for other in self._senders.get(topic, ())} - {name}
-        return {writer for table in self.sources(name).values() for writer in table.writers}
+        return self._table_writers(name)
 
     @cached_property
     def _senders(self) -> dict[str, list[str]]:
@@ -132,6 +132,20 @@ class DeclaredGraph:
             if self.needs(name) & touched:
                 touched.add(name)
         return [name for name in self.order if name in touched and name in self.views and name not in names]
+
+    def made_from(self, name: str) -> list[str]:
+        """What is made from the tables of that pipeline or view, directly or by others, in order."""
+        touched = {name}
+        for other in self.order:
+            if self._table_writers(other) & touched:
+                touched.add(other)
+        return [other for other in self.order if other in touched and other != name]
+
+    def _table_writers(self, name: str) -> set[str]:
+        """The pipelines and views that write the tables that this one reads."""
+        if name in self.pipelines:
+            return set()
+        return {writer for table in self.sources(name).values() for writer in table.writers}
 
     def check(self) -> DeclaredGraph:
         """The same, in which nothing is wrong that can be known without Spark."""

@@ -169,6 +169,12 @@ class Run:
 
     def _get_ready(self) -> None:
         """All that the query needs exists, and the declaration was checked."""
+        if self.folder.refresh_file.is_file():
+            raise Failed(
+                f"a full refresh of {self.declaration.name} was cut off",
+                why="its tables may be empty, and its checkpoint is that of before",
+                hint=f"headrace pipeline refresh {self.declaration.name} --full",
+            )
         self._require_answers()
         classifier = self.prepare()
         processor = BatchProcessor(classifier.declaration, classifier, self.folder)
