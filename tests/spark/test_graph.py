@@ -149,7 +149,8 @@ def test_the_commands_of_a_graph(shop: Workshop, run: Headrace, headrace_topic: 
     listed = {row["name"]: row for row in json.loads(run("pipeline", "list", "--json", *where).out)}
     assert (listed["by_route"]["from"], listed["by_route"]["trigger"]) == ("speeds, stops", "view")
     refused = run("pipeline", "refresh", "speeds", "--full", *where)
-    assert refused.code == 1
+    assert refused.code == 2
+    assert "nothing was changed: the command cannot ask without a terminal" in refused.err
     assert "· tables/speeds: it is emptied; its rows stay in version 0" in refused.err
     assert "· recomputed afterwards: by_route, busy\nmake them again?" in refused.err
     head = json.loads(run("table", "head", "busy", "--json", home=shop.home.root).out.splitlines()[0])

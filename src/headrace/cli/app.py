@@ -106,16 +106,18 @@ class App:
             self.say(line) if yes else say(line)
         if yes:
             return
+        self.require_yes(f"{verb} it?", f"nothing was {verb}d", hint=f"--yes {verb}s without asking")
+
+    def require_yes(self, question: str, refusal: str, *, hint: str) -> None:
+        """The user has answered yes; else the command ends with the refusal."""
         try:
-            agreed = click.confirm(f"{verb} it?", err=True)
+            agreed = click.confirm(question, err=True)
         except click.Abort:
             if sys.stdin.isatty():
                 raise
-            raise UsageError(
-                f"nothing was {verb}d: the command cannot ask without a terminal", hint=f"--yes {verb}s without asking"
-            ) from None
+            raise UsageError(f"{refusal}: the command cannot ask without a terminal", hint=hint) from None
         if not agreed:
-            raise Failed(f"nothing was {verb}d: the answer was no")
+            raise Failed(f"{refusal}: the answer was no")
 
 
 def _remember(name: str) -> Callable[[click.Context, click.Parameter, object], object]:

@@ -186,8 +186,8 @@ def _agree_to(app: App, plan: RefreshPlan, *, accept_loss: bool, yes: bool) -> N
             f"Kafka no longer has {plan.lost:,} records that were read", why="rows made from them would be missing",
             hint="nothing was changed; --accept-loss makes the tables without them",
         )  # fmt: skip
-    if not yes and not click.confirm("make them again?", err=True):
-        raise UsageError("nothing was changed", why="the answer was no")
+    if not yes:
+        app.require_yes("make them again?", "nothing was changed", hint="--yes makes them without asking")
 
 
 def _show_updates(app: App, made: list[ViewUpdate]) -> None:
