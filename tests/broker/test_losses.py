@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace import Kafka, produce
+from headrace import Kafka, consume, produce
 from headrace.cluster import Cluster
 from headrace.cluster.losses import Loss, losses
 from headrace.cluster.segments import partitions_in, segments_in
@@ -42,6 +43,27 @@ def test_a_log_that_was_cut_off_is_named_and_filled_again(
     eventually(lambda: len(admin.topic(topic).partitions[0].isr) == 3 and segment.next_offset == 3000, 60)
     cluster.stop(victim)
     assert "are gone" not in run("start", victim, home=cluster.home.root).err
+
+
+def test_a_leaders_log_that_was_cut_off_does_not_empty_the_others(
+    headrace_faults: Cluster, headrace_topic: Callable[..., str]
+) -> None:
+    """Who was stopped well stays eligible to lead: the broker that has lost records comes back as a follower."""
+    cluster, topic = headrace_faults, headrace_topic(replication=3)
+    produce(cluster, topic, [f"record {number}" for number in range(3000)])
+    data = {broker: cluster.home.node(f"broker-{broker}") / "data" for broker in (1, 2, 3)}
+    noted = [folder / "replication-offset-checkpoint" for folder in data.values()]
+    eventually(lambda: all(f"{topic} 0 3000" in file.read_text(encoding="utf-8") for file in noted), 60)
+    leader = Kafka(cluster).topic(topic).partitions[0].leader
+    cluster.down()
+    marks = [json.loads((folder / ".kafka_cleanshutdown").read_bytes()) for folder in data.values()]
+    assert all(mark["brokerEpoch"] > 0 for mark in marks)
+    [segment] = segments_in(partitions_in(data[leader], topic)[0])
+    os.truncate(segment.log, segment.size_bytes // 2)
+
+    cluster.up()
+    assert sum(1 for _ in consume(cluster, topic)) == 3000
+    eventually(lambda: len(Kafka(cluster).topic(topic).partitions[0].isr) == 3 and segment.next_offset == 3000, 60)
 
 
 def data_folder(home: Path, name: str) -> Path:

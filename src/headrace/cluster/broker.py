@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from headrace.cluster.launch import Launch
@@ -211,8 +212,11 @@ class Broker(NodeProcess):
         A combined node still lingers for seconds after that, because its controller waits for a successor which
         will never come when the whole cluster goes down.
         """
-        # A controller without a broker has no such mark.
-        return self.node.broker and self._clean_mark.exists()
+        # A controller without a broker has no such mark. Kafka makes the file before it writes the broker's epoch into
+        # it, and whoever comes back without that epoch counts as crashed: the controller takes it out of all its ISRs.
+        with suppress(OSError):
+            return self.node.broker and self._clean_mark.stat().st_size > 0
+        return False
 
     @property
     def _clean_mark(self) -> Path:
