@@ -109,6 +109,36 @@ def test_a_graph_runs_in_order_and_a_failed_branch_stops_only_itself(shop: Works
     ]
 
 
+@pytest.mark.parametrize("once", [True, False])
+def test_a_pipeline_runs_behind_the_tables_that_it_looks_up(shop: Workshop, headrace_topic: Topic, once: bool) -> None:
+    topics = {"speeds": headrace_topic(partitions=2), "stops": headrace_topic(partitions=1)}
+    send(shop.cluster, topics["speeds"], SPEEDS)
+    send(shop.cluster, topics["stops"], STOPS)
+    looks_up = """
+[pipelines.known]
+from = "<stops>"
+decode = { json = "trip int, route string" }
+lookup = [
+  { table = "tables/by_route", on = ["route"], select = { total = "total" } },
+  { table = "tables/speeds", on = { trip = "speed" }, select = { of_trip = "trip" } },
+]
+into = { delta = "tables/known" }
+"""
+    shop.declare(looks_up + DECLARED, **topics)
+    graph = Graph.from_file(shop.file, shop.home)
+    # Nothing was written yet, and nothing is wrong.
+    explained = {node.name: node for node in graph.explain(shop.spark)}
+    columns = {"trip": "int", "route": "string", "total": "bigint", "of_trip": "int"}
+    assert explained["known"].document()["columns"]["known"].items() >= columns.items()
+    assert explained["known"].looks_up == ("by_route", "speeds")
+
+    report = graph.run(shop.cluster, once=once, spark=shop.spark)
+    assert {node.state for node in report.nodes} == {"done"}, report
+    totals = {route: total for route, (_, total) in by_route(SPEEDS, STOPS).items()}
+    expected = [(stop["trip"], totals[stop["route"]], stop["trip"] % 9) for stop in STOPS]
+    assert sorted((row["trip"], row["total"], row["of_trip"]) for row in shop.rows("tables/known")) == expected
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

@@ -108,12 +108,65 @@ key = "value"
     assert set(read_graph(file).order) == {"speeds", "stops", "last", "first", "v"}
 
 
+def test_a_pipeline_is_behind_what_it_looks_up_and_joins(tmp_path: Path) -> None:
+    file = declared(
+        tmp_path,
+        """
+[pipelines.a]
+from = "raw"
+decode = { json = "zone int" }
+lookup = [
+  { table = "tables/zones", on = ["zone"], select = { borough = "borough" } },
+  { table = "other.csv", on = ["zone"], select = { name = "name" } },
+  { topic = "names", on = ["zone"], select = { said = "value" } },
+]
+into = [{ delta = "tables/trips" }, { postgres = "postgresql://localhost/db", table = "trips" }]
+[pipelines.b]
+from = "raw"
+event_time = "at"
+watermark = "1 minute"
+decode = { json = "zone int, at timestamp" }
+into = { delta = "tables/both" }
+[pipelines.b.join]
+topic = "sent"
+on = ["zone"]
+within = "5 minutes"
+decode = { json = "zone int, at timestamp" }
+event_time = "at"
+[pipelines.names]
+from = "raw"
+into = { topic = "names" }
+[pipelines.sends]
+from = "raw"
+into = { topic = "sent" }
+[views.zones]
+sql = "select * from stops"
+key = "zone"
+""",
+    )
+    graph = read_graph(file)
+    assert (graph.needs("a"), graph.needs("b")) == ({"names", "zones"}, {"sends"})
+    assert graph.order.index("a") > max(graph.order.index(each) for each in ("names", "zones", "stops"))
+    assert graph.order.index("b") > graph.order.index("sends")
+    assert graph.made_from("stops") == ["zones", "a"]
+    (node,) = (node for node in Graph.from_file(file, tmp_path).nodes if node.name == "a")
+    assert (node.reads, node.looks_up) == (("raw", "names"), ("zones", "other"))
+    assert (node.writes, node.elsewhere) == (("trips",), ("postgres trips",))
+
+
 @pytest.mark.parametrize(
     ("views", "line", "words"),
     [
         ('[views.a]\nsql = "select * from b"\nkey = "x"\n[views.b]\nsql = "select * from a"\nkey = "x"', 9,
          "the view a is made from itself\n  why: a ← b ← a"),
         ('[views.a]\nsql = "select * from a"\nkey = "x"', 9, "the view a is made from itself"),
+        ('[pipelines.p]\nfrom = "t"\nlookup = { table = "tables/v", on = ["x"], select = { y = "y" } }\n'
+         'into = { delta = "tables/p" }\n[views.v]\nsql = "select * from p"\nkey = "x"', 13,
+         "the view v is made from itself\n  why: v ← p ← v"),
+        ('[pipelines.p]\nfrom = "t"\nlookup = { table = "tables/q", on = ["x"], select = { y = "y" } }\n'
+         'into = { delta = "tables/p" }\n[pipelines.q]\nfrom = "t"\n'
+         'lookup = { table = "tables/p", on = ["x"], select = { y = "y" } }\ninto = { delta = "tables/q" }', 10,
+         "the pipeline p looks up what is made from its own tables\n  why: p ← q ← p"),
         ('[views.a]\nsql = "select * from speds"\nkey = "x"', 9,
          "there is no table 'speds'\n  why: pipelines and views of this file write speeds, stops, files, a\n"
          "  try: did you mean speeds?"),

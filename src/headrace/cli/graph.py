@@ -65,12 +65,14 @@ def _drawn(nodes: list[GraphNode]) -> list[str]:
         if node.kind == "view":
             how = f"computed in full: {node.full_because}" if node.full_because else "updated by the keys that changed"
             lines.append(f"  │  {how}")
-        written = (*node.writes, *[f"topic {name}" for name in node.sends])
+        if node.looks_up:
+            lines.append(f"  │  looks up {', '.join(node.looks_up)}")
+        written = (*node.writes, *[f"topic {name}" for name in node.sends], *node.elsewhere)
         for at, name in enumerate(written):
             last = at == len(written) - 1
             columns = node.columns.get(name)
             known = ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in columns) if columns else ""
-            readers = [each.name for each in nodes if name in each.reads and each.kind == "view"]
+            readers = [each.name for each in nodes if name in (each.reads if each.kind == "view" else each.looks_up)]
             lines.append(f"  {'└' if last else '├'}─▶ {name}{f' ({known})' if known else ''}")
             lines += [f"  {' ' if last else '│'}     └─▶ {reader}" for reader in readers]
         lines.append("")

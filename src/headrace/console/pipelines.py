@@ -85,8 +85,12 @@ def graph(backend: Backend) -> tuple[GraphNodeView, ...]:
             made = add("view", node.name, tuple(tables[table] for table in node.reads))
             tables |= dict.fromkeys(node.writes, made)
             continue
-        made = add("pipeline", node.name, tuple(add("topic", topic, ()) for topic in node.reads))
+        read = [add("topic", topic, ()) for topic in node.reads]
+        looked_up = [tables.get(table) or add("table", table, ()) for table in node.looks_up]
+        made = add("pipeline", node.name, (*read, *looked_up))
         tables |= {table: add("table", table, (made,)) for table in node.writes}
+        for table in node.elsewhere:
+            add("table", table, (made,))
         for topic in node.sends:
             add("topic", topic, (made,))
     return tuple(found.values())

@@ -26,7 +26,7 @@ from headrace.home import FILE, Home, write_json
 from headrace.kafka import Connection, HasBootstrap
 from headrace.pipeline.books.folder import PipelineFolder
 from headrace.pipeline.books.view_updates import ViewUpdate, updates
-from headrace.pipeline.declare.graph import DeclaredGraph, read_graph
+from headrace.pipeline.declare.graph import DeclaredGraph, TableNode, read_graph
 from headrace.pipeline.pipeline import Pipeline, RunObserver, RunReport, spark_session
 from headrace.progress import SILENT, Progress
 from headrace.tables import is_delta, read_table
@@ -54,8 +54,12 @@ class GraphNode:
     reads: tuple[str, ...]
     #: Tables.
     writes: tuple[str, ...]
+    #: Tables that a pipeline looks up.
+    looks_up: tuple[str, ...] = ()
     #: Topics that a pipeline writes to.
     sends: tuple[str, ...] = ()
+    #: What else a pipeline writes, as `postgres trips`.
+    elsewhere: tuple[str, ...] = ()
     #: The nodes that have to be done before.
     needs: tuple[str, ...] = ()
     #: By table; None if they are known only once it is written.
@@ -69,7 +73,7 @@ class GraphNode:
             table: schema and {field.name: field.dataType.simpleString() for field in schema}
             for table, schema in self.columns.items()
         }
-        names = ("name", "kind", "reads", "writes", "sends", "needs")
+        names = ("name", "kind", "reads", "looks_up", "writes", "sends", "elsewhere", "needs")
         shown = {name: getattr(self, name) for name in names}
         view = {"incremental": not self.full_because, "why": self.full_because} if self.kind == "view" else {}
         return {**shown, **view, "columns": columns}
@@ -180,13 +184,23 @@ class Graph:
 
     def _node(self, name: str) -> GraphNode:
         graph = self.declared
-        tables = tuple(t.name for found in graph.tables.values() for t in found if name in t.writers)
+        tables = tuple(table.name for table in self._written_by(name))
         needs = tuple(sorted(graph.needs(name)))
         if name in graph.views:
             return GraphNode(name, "view", tuple(graph.sources(name)), tables, needs=needs)
         declaration = graph.pipelines[name]
-        topics = tuple(sink.target for sink in declaration.sinks if sink.type.is_topic)
-        return GraphNode(name, "pipeline", declaration.topics, tables, topics, needs)
+        known = graph.looked_up(name)
+        targets = [lookup.target for lookup in declaration.lookups if lookup.kind == "table"]
+        others = [sink for sink in declaration.sinks if not sink.type.table and sink.type.has_target]
+        return GraphNode(
+            name, "pipeline", declaration.read_topics, tables,
+            looks_up=tuple(known[each].name if each in known else Path(each).stem for each in targets),
+            sends=tuple(sink.target for sink in others if sink.type.is_topic),
+            elsewhere=tuple(f"{sink.kind} {sink.target}" for sink in others if not sink.type.is_topic), needs=needs,
+        )  # fmt: skip
+
+    def _written_by(self, name: str) -> list[TableNode]:
+        return [table for found in self.declared.tables.values() for table in found if name in table.writers]
 
     def downstream(self, name: str) -> list[str]:
         """The views that depend on that pipeline or view."""
@@ -216,8 +230,16 @@ class Graph:
 
         pipeline = self._pipeline(name)
         declaration = pipeline.declaration
+        looked_up = [table.path for table in self.declared.looked_up(name).values()]
+        if any(known.get(path, ...) is None and not Path(path).exists() for path in looked_up):
+            known |= {
+                table.path: None for table in self._written_by(name)
+            }  # Python makes a table that has not been written yet
+            return self._node(name)
         with pipeline._with_registry("", registry) as used:
-            made = check.checked(spark.newSession(), declaration, Connection(""), used, declaration.trigger)[1]
+            made = check.checked(
+                spark.newSession(), declaration, Connection(""), used, declaration.trigger, to_come=known
+            )[1]
         known |= made
         return replace(self._node(name), columns={_last_part(path): columns for path, columns in made.items()})
 
@@ -408,7 +430,10 @@ class _GraphRun:
         graph = self.graph.declared
         results: dict[str, NodeResult] = {}
         with ThreadPoolExecutor(max(len(graph.pipelines), 1), "graph") as threads:
-            running = {name: threads.submit(self._run_pipeline, name, once=False) for name in graph.pipelines}
+            running: dict[str, Future[NodeResult]] = {}
+            for name in graph.order:
+                if name in graph.pipelines:
+                    running[name] = threads.submit(self._run_behind, name, dict(running), results)
             seen: dict[str, object] = {}
 
             def turn() -> bool:
@@ -421,6 +446,39 @@ class _GraphRun:
             self._wait(turn)
             results |= {name: each.result() for name, each in running.items()}
         return GraphReport(tuple(results[name] for name in graph.order))
+
+    def _run_behind(
+        self, name: str, running: Mapping[str, Future[NodeResult]], results: Mapping[str, NodeResult]
+    ) -> NodeResult:
+        """The pipeline runs once the tables that it looks up are there, or nobody is left to write them."""
+        told = False
+        while not self._stopping.is_set():
+            missing = [t for t in self.graph.declared.looked_up(name).values() if not self._is_written(t)]
+            if not any(self._may_write(each, running, results) for table in missing for each in table.writers):
+                break
+            if not told:
+                self.observer.say(name, f"waits for the table {missing[0].name}, which it looks up")
+            told = True
+            self._stopping.wait(_POLL_S)
+        return self._run_pipeline(name, once=False)
+
+    def _is_written(self, table: TableNode) -> bool:
+        from headrace.pipeline.spark import internals
+
+        if table.kind == "delta":
+            return internals.is_delta_table(self.spark, table.path)
+        return "://" in table.path or any(Path(table.path).rglob("*.parquet"))
+
+    def _may_write(
+        self, name: str, running: Mapping[str, Future[NodeResult]], results: Mapping[str, NodeResult]
+    ) -> bool:
+        """Whether that pipeline or view, which has written nothing, still may."""
+        if name in self.graph.declared.pipelines:
+            return name not in running or not running[name].done()
+        if name in results and results[name].state != "done":
+            return False
+        needs, sources = self.graph.declared.needs(name), self.graph.declared.sources(name).values()
+        return all(map(self._is_written, sources)) or any(self._may_write(each, running, results) for each in needs)
 
     def _follow_view(self, name: str, seen: dict[str, object], results: dict[str, NodeResult]) -> None:
         from headrace.pipeline.spark import internals

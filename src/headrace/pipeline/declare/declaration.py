@@ -325,8 +325,13 @@ class Declaration(Declared):
 
     @property
     def all_topics(self) -> tuple[str, ...]:
-        """Every topic that is read."""
+        """Every topic whose records become rows."""
         return self.topics + (self.join.other.topics if self.join else ())
+
+    @property
+    def read_topics(self) -> tuple[str, ...]:
+        """Every topic that is read, those that are looked up too."""
+        return (*self.all_topics, *[lookup.target for lookup in self.lookups if lookup.kind == "topic"])
 
     def of_topic(self, topic: str) -> Declaration:
         """What is said about the records of that topic."""

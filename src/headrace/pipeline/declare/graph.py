@@ -1,4 +1,4 @@
-"""The whole file as one graph: topics feed pipelines, pipelines write tables, views are made from tables.
+"""The whole file as one graph: topics feed pipelines, which write tables and look others up; views are made of tables.
 
 Without Spark: which tables a view reads is found in its SQL by the names behind FROM and JOIN. Cycles, tables that
 nothing writes and tables that two write are errors that name the line. What needs Spark (columns, types) is checked by
@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,9 +90,11 @@ class DeclaredGraph:
 
     def needs(self, name: str) -> set[str]:
         """The pipelines and views that write what this one reads."""
-        if name in self.pipelines:
-            return {other for topic in self.pipelines[name].topics for other in self._senders.get(topic, ())} - {name}
-        return self._table_writers(name)
+        return self._table_writers(name) | self._topic_writers(name)
+
+    def _topic_writers(self, name: str) -> set[str]:
+        topics = self.pipelines[name].read_topics if name in self.pipelines else ()
+        return {other for topic in topics for other in self._senders.get(topic, ())} - {name}
 
     @cached_property
     def _senders(self) -> dict[str, list[str]]:
@@ -105,25 +108,38 @@ class DeclaredGraph:
 
     @cached_property
     def order(self) -> list[str]:
-        """Pipelines and views, each behind what it needs. A cycle is an error that names it."""
-        order: list[str] = []
-        for name in (*self.pipelines, *self.views):
-            self._visit(name, (), order)
-        return order
+        """Pipelines and views, each behind what it needs. A circle of tables is an error that names it."""
+        before = {name: self._table_writers(name) for name in (*self.pipelines, *self.views)}
+        try:
+            TopologicalSorter(before).prepare()
+        except CycleError as error:
+            raise self._circle(error.args[1]) from None
+        for name in self.pipelines:
+            # Topics may lead in a circle: records that come round again are read by the next run.
+            before[name] |= {other for other in self._topic_writers(name) if not _follows(other, name, before)}
+        order: dict[str, None] = {}
 
-    def _visit(self, name: str, path: tuple[str, ...], order: list[str]) -> None:
-        if name in path and name in self.pipelines:
-            return  # topics may lead in a circle: records that come round again are read by the next run
-        if name in path:
-            cycle = [*path[path.index(name) :], name]
-            raise self.views[name].wrong(
-                f"the view {name} is made from itself", "sql", why=" ← ".join(cycle),
-                hint="each table of a graph is made from others",
-            )  # fmt: skip
-        if name not in order:
-            for needed in sorted(self.needs(name)):
-                self._visit(needed, (*path, name), order)
-            order.append(name)
+        def take(name: str) -> None:
+            if name not in order:
+                for needed in sorted(before[name]):
+                    take(needed)
+                order[name] = None
+
+        for name in before:
+            take(name)
+        return list(order)
+
+    def _circle(self, names: list[str]) -> ConfigError:
+        """The error for nodes of which each is made from the one before it, and the first from the last."""
+        circle = names[:-1]
+        first = min(circle, key=[*self.views, *self.pipelines].index)
+        at = circle.index(first)
+        why = " ← ".join([first, *reversed([*circle[at + 1 :], *circle[:at]]), first])
+        hint = "each table of a graph is made from others"
+        if first in self.views:
+            return self.views[first].wrong(f"the view {first} is made from itself", "sql", why=why, hint=hint)
+        problem = f"the pipeline {first} looks up what is made from its own tables"
+        return self.pipelines[first].wrong(problem, "lookup", why=why, hint=hint)
 
     def downstream(self, *names: str) -> list[str]:
         """The views that depend on these, directly or by others, in order."""
@@ -142,10 +158,20 @@ class DeclaredGraph:
         return [other for other in self.order if other in touched and other != name]
 
     def _table_writers(self, name: str) -> set[str]:
-        """The pipelines and views that write the tables that this one reads."""
+        """The pipelines and views that write the tables that this one reads, but for a pipeline's own."""
         if name in self.pipelines:
-            return set()
+            return {writer for table in self.looked_up(name).values() for writer in table.writers} - {name}
         return {writer for table in self.sources(name).values() for writer in table.writers}
+
+    def looked_up(self, pipeline: str) -> dict[str, TableNode]:
+        """By target: the tables of this file that the pipeline looks up."""
+        declaration = self.pipelines[pipeline]
+        known = {table.path: table for found in self.tables.values() for table in found}
+        places = {
+            lookup.target: declaration.location("table", lookup.target)
+            for lookup in declaration.lookups if lookup.kind == "table"
+        }  # fmt: skip
+        return {target: known[place] for target, place in places.items() if place in known}
 
     def check(self) -> DeclaredGraph:
         """The same, in which nothing is wrong that can be known without Spark."""
@@ -181,6 +207,11 @@ def read_graph(file: Path, *, lenient: bool = False) -> DeclaredGraph:
                 raise
     graph = DeclaredGraph(pipelines, {name: read_view(file, name) for name in declared_views(file)}, file)
     return graph if lenient else graph.check()
+
+
+def _follows(name: str, other: str, before: dict[str, set[str]]) -> bool:
+    """Whether `other` is among those before `name`, directly or not."""
+    return other in before[name] or any(_follows(each, other, before) for each in before[name])
 
 
 # -- the tables that a query names -------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ _LETTERS = {"max.message.bytes": str(32 << 20)}
 
 def require(connection: Connection, declaration: Declaration) -> None:
     """Kafka answers and has the topics that are read."""
-    read = (*declaration.all_topics, *[lookup.target for lookup in declaration.lookups if lookup.kind == "topic"])
+    read = declaration.read_topics
     with Kafka(connection, timeout_s=_ANSWER_WITHIN_S) as admin:
         try:
             admin.require_topics(read)

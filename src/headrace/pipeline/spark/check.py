@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
@@ -31,6 +32,7 @@ _IDENTITY = "_topic string, _partition int, _offset long, _timestamp timestamp"
 
 #: What each table of a pipeline holds; None where that cannot be known beforehand.
 _Columns = Mapping[str, StructType | None]
+_NOTHING: _Columns = MappingProxyType({})
 
 
 def checked_classifier(
@@ -41,27 +43,39 @@ def checked_classifier(
 
 
 def checked(
-    spark: SparkSession, declaration: Declaration, connection: Connection, registry: Registry | None, trigger: Trigger
+    spark: SparkSession,
+    declaration: Declaration,
+    connection: Connection,
+    registry: Registry | None,
+    trigger: Trigger,
+    to_come: _Columns = _NOTHING,
 ) -> tuple[Classifier, dict[str, StructType | None]]:
-    """The same, and the columns of the tables that it writes, by their locations; None if Python makes them."""
+    """The same, and the columns of the tables that it writes, by their locations; None if Python makes them.
+
+    `to_come`: tables that it looks up and that others will have written before it runs.
+    """
     for name, value in {**SETTINGS, **declaration.spark}.items():
         with suppress(PySparkException):  # a setting of the whole session was given when it started
             spark.conf.set(name, value)
     for side in declaration.sides if declaration.join else (declaration,):
         source.check(spark, side, connection)
-    classifier, written = _checked(spark, declaration, connection, registry)
+    classifier, written = _checked(spark, declaration, connection, registry, to_come)
     _check_row_counts(classifier, trigger)
     _check_shared(declaration, written, lambda other: _checked(spark, other, connection, registry)[1])
     return classifier, written
 
 
 def _checked(
-    spark: SparkSession, declaration: Declaration, connection: Connection, registry: Registry | None
+    spark: SparkSession,
+    declaration: Declaration,
+    connection: Connection,
+    registry: Registry | None,
+    to_come: _Columns = _NOTHING,
 ) -> tuple[Classifier, dict[str, StructType | None]]:
     """The classifier of the declaration, and the columns of the tables that it writes."""
     sides = declaration.sides if declaration.join else (declaration,)
     classifier, *right = [
-        Classifier(spark, side, decoder(spark, side, registry), Lookups(spark, side, connection, registry))
+        Classifier(spark, side, decoder(spark, side, registry), Lookups(spark, side, connection, registry, to_come))
         for side in sides
     ]
     if right:

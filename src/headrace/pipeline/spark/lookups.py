@@ -18,7 +18,7 @@ import operator
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -60,10 +60,11 @@ class Lookups:
     """The lookups of one declaration. `check` before anything else, `begin` before the rows of a batch are joined."""
 
     def __init__(
-        self, spark: SparkSession, declaration: Declaration, connection: Connection, registry: Registry | None
-    ) -> None:
+        self, spark: SparkSession, declaration: Declaration, connection: Connection, registry: Registry | None,
+        to_come: Mapping[str, StructType | None],
+    ) -> None:  # fmt: skip
         self._all = [
-            _Lookup(_source(spark, declaration, at, connection, registry), declaration, at)
+            _Lookup(_source(spark, declaration, at, connection, registry, to_come), declaration, at)
             for at in range(len(declaration.lookups))
         ]
 
@@ -390,16 +391,23 @@ class _Source(ABC):
 
 
 def _source(
-    spark: SparkSession, declaration: Declaration, at: int, connection: Connection, registry: Registry | None
-) -> _Source:
+    spark: SparkSession, declaration: Declaration, at: int, connection: Connection, registry: Registry | None,
+    to_come: Mapping[str, StructType | None],
+) -> _Source:  # fmt: skip
     lookup = declaration.lookups[at]
     if lookup.kind == "table":
-        return _Table(spark, declaration, lookup, at)
+        return _Table(spark, declaration, lookup, at, to_come.get(declaration.location("table", lookup.target)))
     return _Topic(spark, declaration, at, connection, registry)
 
 
 class _Table(_Source):
-    """A Delta table, Parquet files or CSV files: what lies there decides."""
+    """A Delta table, Parquet files or CSV files: what lies there decides. `to_come`: the columns that it will have."""
+
+    def __init__(
+        self, spark: SparkSession, declaration: Declaration, lookup: Lookup, at: int, to_come: StructType | None
+    ) -> None:
+        super().__init__(spark, declaration, lookup, at)
+        self._to_come = to_come
 
     def version(self) -> _Version:
         path = self._path
@@ -441,6 +449,8 @@ class _Table(_Source):
     _csv_schema: StructType | None = None
 
     def example(self) -> DataFrame:
+        if self._to_come is not None and not internals.is_delta_table(self.spark, self._path) and not self._files():
+            return nothing(self.spark, self._to_come)
         return self.rows(self.version())
 
     def _files(self) -> list[internals.HadoopFile]:
