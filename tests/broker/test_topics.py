@@ -605,3 +605,19 @@ def test_a_kafka_that_is_closed_leaves_no_connection(headrace_cluster: HasBootst
         kafka.groups.list()
         assert len(connections() - before) >= 2
     eventually(lambda: not connections() - before, 10)
+
+
+def test_the_settings_of_a_topic_are_known_before_every_broker_has_heard_of_it(headrace_cluster: Cluster) -> None:
+    """Each client asks another broker, and the topic is so new that most of them do not know it."""
+    names = [f"new-{uuid.uuid4().hex[:8]}" for _ in range(12)]
+    try:
+        for name in names:
+            with Kafka(headrace_cluster) as one, Kafka(headrace_cluster) as other:
+                other.brokers()
+                one.create_topics([NewTopic(name, configs={"retention.ms": "3600000"})], wait=False)
+                assert other.topic_configs(name)["retention.ms"].value == "3600000"
+        with Kafka(headrace_cluster) as admin, pytest.raises(Failed, match="UNKNOWN_TOPIC_OR_PART"):
+            admin.topic_configs("no-such-topic")
+    finally:
+        with Kafka(headrace_cluster) as admin:
+            admin.delete_topics([topic.name for topic in admin.topics() if topic.name in names])

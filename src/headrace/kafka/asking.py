@@ -147,7 +147,15 @@ class Questions(AdminClients):
         """The settings of a topic that exists, by name."""
         from confluent_kafka.admin import ConfigResource, ResourceType
 
-        return self._configs(ConfigResource(ResourceType.TOPIC, name), f"topic {name}")
+        resource, called = ConfigResource(ResourceType.TOPIC, name), f"topic {name}"
+
+        def is_new(_: object, error: KafkaError) -> bool:
+            """As in `topic`: the broker that answered may not have heard of it yet."""
+            return error.name() == "UNKNOWN_TOPIC_OR_PART" and self._controller_knows(name)
+
+        with suppress(NotYet):
+            return eventually(lambda: self._described([resource], called, is_new), self.timeout_s)[resource]
+        return self._configs(resource, called)
 
     def describe(self, name: str) -> Topic:
         """All that is known of the topic.
