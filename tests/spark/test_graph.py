@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +13,8 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.pipeline.graph import Graph
+from headrace.pipeline.graph import Graph, GraphObserver, NodeResult
+from headrace.runtime import eventually
 from tests.conftest import Headrace
 from tests.spark.pipelines import Workshop, send
 
@@ -137,6 +141,91 @@ into = { delta = "tables/known" }
     totals = {route: total for route, (_, total) in by_route(SPEEDS, STOPS).items()}
     expected = [(stop["trip"], totals[stop["route"]], stop["trip"] % 9) for stop in STOPS]
     assert sorted((row["trip"], row["total"], row["of_trip"]) for row in shop.rows("tables/known")) == expected
+
+
+def test_a_view_that_failed_follows_again_when_its_tables_have_changed(shop: Workshop, headrace_topic: Topic) -> None:
+    topic = headrace_topic(partitions=1)
+    send(shop.cluster, topic, [{"trip": 1, "speed": 5}, {"trip": 2, "speed": 0}])
+    shop.declare(
+        """
+[pipelines.speeds]
+from = "<speeds>"
+trigger = "1 second"
+decode = { json = "trip int, speed int" }
+into = { delta = "tables/speeds", upsert = { key = ["trip"] } }
+
+[views.times]
+sql = "select trip, element_at(array(50, 40, 30, 25, 20), speed) as time from speeds"
+key = "trip"
+
+[views.longest]
+sql = "select 1 as one, max(time) as time from times"
+key = "one"
+""",
+        speeds=topic,
+    )
+    ended: list[tuple[str, str]] = []
+
+    def note(result: NodeResult) -> None:
+        # Until the first table is written, views have nothing to do.
+        if result.state == "failed" or ended:
+            ended.append((result.name, result.state))
+        if not ended:
+            return
+        if ended[-1] == ("longest", "skipped"):
+            send(shop.cluster, topic, [{"trip": 2, "speed": 4}])
+        elif ended[-1] == ("longest", "done"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    graph = Graph.from_file(shop.file, shop.home)
+    report = graph.run(shop.cluster, spark=shop.spark, observer=GraphObserver(on_end=note))
+    assert [each for each in ended if each[0] != "speeds"] == [
+        ("times", "failed"), ("longest", "skipped"), ("times", "done"), ("longest", "done"),
+    ]  # fmt: skip
+    assert not report.failed, report
+    assert {row["trip"]: row["time"] for row in shop.rows("tables/times")} == {1: 20, 2: 25}
+    assert [row["time"] for row in shop.rows("tables/longest")] == [25]
+
+
+def test_ctrl_c_a_second_time_waits_for_no_batch(shop: Workshop, headrace_topic: Topic) -> None:
+    topic = headrace_topic(partitions=1)
+    send(shop.cluster, topic, SPEEDS)
+    (shop.folder / "slow_step.py").write_text(
+        "import time\nfrom pyspark.sql.functions import udf\n"
+        "def slow(frame):\n"
+        "    nap = udf(lambda n: time.sleep(600) or n, 'int', useArrow=False)\n"
+        "    return frame.withColumn('trip', nap('trip'))\n",
+        encoding="utf-8",
+    )
+    shop.declare(
+        """
+[pipelines.speeds]
+from = "<speeds>"
+decode = { json = "trip int, speed int" }
+select = { python = "slow_step:slow" }
+into = { delta = "tables/speeds" }
+""",
+        speeds=topic,
+    )
+    said: list[str] = []
+
+    def interrupt() -> None:
+        eventually(lambda: shop.spark.sparkContext.statusTracker().getActiveJobsIds(), 120)
+        os.kill(os.getpid(), signal.SIGINT)
+        eventually(lambda: any("stopping after" in text for text in said), 30)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    graph = Graph.from_file(shop.file, shop.home)
+    threading.Thread(target=interrupt, daemon=True).start()
+    observer = GraphObserver(say=lambda _, text: said.append(text))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            graph.run(shop.cluster, once=True, spark=shop.spark, observer=observer)
+        assert shop.spark.sparkContext.statusTracker().getActiveJobsIds()
+    finally:
+        shop.spark.sparkContext.cancelAllJobs()
+        for query in shop.spark.streams.active:
+            query.stop()
 
 
 @pytest.mark.parametrize(

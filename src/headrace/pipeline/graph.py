@@ -418,7 +418,7 @@ class _GraphRun:
 
     def _each_once(self, order: tuple[str, ...]) -> GraphReport:
         ended: dict[str, Future[NodeResult]] = {}
-        with ThreadPoolExecutor(max(len(order), 1), "graph") as threads:
+        with _threads(len(order)) as threads:
             for name in order:
                 # A thread waits only for nodes before its own, which have theirs already.
                 ended[name] = threads.submit(self._in_turn, name, dict(ended))
@@ -429,7 +429,7 @@ class _GraphRun:
         """Pipelines run as declared; views follow until the last of them has ended."""
         graph = self.graph.declared
         results: dict[str, NodeResult] = {}
-        with ThreadPoolExecutor(max(len(graph.pipelines), 1), "graph") as threads:
+        with _threads(len(graph.pipelines)) as threads:
             running: dict[str, Future[NodeResult]] = {}
             for name in graph.order:
                 if name in graph.pipelines:
@@ -484,24 +484,24 @@ class _GraphRun:
         from headrace.pipeline.spark import internals
 
         before = results.get(name)
-        if before is not None and before.state != "done":
-            return
         needs = [results[need] for need in self.graph.declared.needs(name) if need in results]
         if broken := [each.name for each in needs if each.state != "done"]:
-            results[name] = self._ended(self._skipped(name, broken))
+            if before is None or before.state != "skipped":
+                results[name] = self._ended(self._skipped(name, broken))
             return
         paths = [node.path for node in self.graph.declared.sources(name).values()]
         versions = [
             internals.newest_version(self.spark, path) if internals.is_delta_table(self.spark, path) else None
             for path in paths
         ]
+        # One that failed is tried again as soon as there is something new to try it with.
         if name in seen and seen[name] == versions:
             return
-        result = self._attempt(name, self._update)
+        result = results[name] = self._attempt(name, self._update)
         seen[name] = versions
-        if before is None or result.state != "done" or (result.update and result.update.mode != "none"):
+        news = before is None or {before.state, result.state} != {"done"}
+        if news or (result.update and result.update.mode != "none"):
             self._ended(result)
-        results[name] = result
 
     def _wait(self, done: Callable[[], bool]) -> None:
         """Until it is done; Ctrl-C stops the pipelines after their current batches."""
@@ -569,6 +569,18 @@ class _GraphRun:
     def _ended(self, result: NodeResult) -> NodeResult:
         self.observer.on_end(result)
         return result
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    threads = ThreadPoolExecutor(max(count, 1), "graph")
+    try:
+        yield threads
+    except BaseException:
+        # Not waited for: after a second Ctrl-C nobody wants to, and they end with the Spark that they ask.
+        threads.shutdown(wait=False, cancel_futures=True)
+        raise
+    threads.shutdown()
 
 
 def _required(where: HasBootstrap | str | None, pipeline: str) -> HasBootstrap | str:
