@@ -186,10 +186,11 @@ def test_the_reason_of_failed_deliveries_is_what_the_broker_refused_them_for(
     headrace_faults: Cluster, headrace_topic: MakeTopic, run: Headrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """librdkafka retries for as long as it may, and then says no more than that the time is over."""
-    topic = headrace_topic(replication=3, min_insync_replicas=3)
+    topic, other_topic = headrace_topic(replication=3, min_insync_replicas=3), headrace_topic(replication=3)
     headrace_faults.kill("broker-3")
     with Kafka(headrace_faults) as admin:
-        eventually(lambda: set(admin.topic(topic).partitions[0].isr) == {1, 2}, 60)
+        for name in (topic, other_topic):
+            eventually(lambda name=name: set(admin.topic(name).partitions[0].isr) == {1, 2}, 60)
     (run.folder / "in.txt").write_text("one\ntwo\n" + "x" * 2_000_000 + "\nthree\n")
     where = ("--bootstrap", headrace_faults.bootstrap)
     done = run("produce", topic, "in.txt", *where, "--set", "message.timeout.ms=3000")
@@ -220,6 +221,10 @@ def test_the_reason_of_failed_deliveries_is_what_the_broker_refused_them_for(
     assert reason in str(refused.value.why)
     # Who waits for one replica only is not refused for want of the others.
     assert Undeliverable(connect(headrace_faults), topic, {"acks": "1"}).reason(0, TIMED_OUT) == TIMED_OUT
+    # With two of three gone there is no controller either, and nobody says who is away.
+    headrace_faults.kill("broker-2")
+    alone = run("produce", other_topic, *where, *timeout, stdin="one")
+    assert "  1 failed: broker 2 in sync by the last known state, and silent now (the record timed out)" in alone.err
 
 
 def test_a_record_over_the_limit_fails_alone_and_is_kept(

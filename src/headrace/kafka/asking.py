@@ -30,7 +30,7 @@ from headrace.kafka.model import (
 )
 from headrace.kafka.ranges import next_records
 from headrace.runtime import NotYet, eventually
-from headrace.text import short
+from headrace.text import plural, short
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
@@ -128,12 +128,16 @@ class Questions(AdminClients):
 
     def no_such_topic(self, name: str, *, wanted: bool = True) -> NotFound:
         """The error for a topic that does not exist. One that is `wanted` can be created; a typo is not."""
-        names = [topic.name for topic in self.topics(internal=True)]
+        names = [topic.name for topic in self.topics()]
         near = difflib.get_close_matches(name, names, n=1)
         if near:
             why, hint = f"the nearest name is {near[0]!r}", f"did you mean {near[0]}?"
         else:
-            why = f"none of the cluster's {len(names)} has a similar name"
+            why = (
+                f"none of the cluster's {plural(len(names), 'topic')} has a similar name"
+                if names
+                else "there is none yet"
+            )
             creatable = wanted and is_topic_name(name)
             hint = f"headrace topic create {name}" if creatable else "headrace topic list shows those that exist"
         return NotFound(f"there is no topic {name!r}", why=why, hint=hint)

@@ -7,6 +7,7 @@ out at once.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,10 +15,12 @@ from contextlib import suppress
 from headrace.errors import HeadraceError
 from headrace.kafka.client import Connection
 from headrace.kafka.kafka import Kafka
+from headrace.kafka.model import Topic
 from headrace.kafka.write.librdkafka import TIMED_OUT
 
 _ASK_WITHIN_S = 10.0
 _HOLDS_S = 5.0
+_CONNECT_WITHIN_S = 2.0
 
 
 class Undeliverable:
@@ -59,7 +62,17 @@ class Undeliverable:
                 found[p.partition] = f"no leader{down}"
             elif len(p.isr) < min(needed, len(p.replicas)):
                 found[p.partition] = f"not enough replicas in sync: {len(p.isr)} of {needed} needed{down}"
-        return found
+        return found or self._silent(topic, live)
+
+    def _silent(self, topic: Topic, live: Mapping[int, str]) -> dict[int, str]:
+        """By partition: brokers that have to take its records and do not answer. Without a controller they stay so."""
+        takers = {p.partition: p.isr if self._acks_all else (p.leader,) for p in topic.partitions}
+        silent = {each for each in {each for some in takers.values() for each in some} if not _answers(live.get(each))}
+        found = {partition: [f"broker {each}" for each in some if each in silent] for partition, some in takers.items()}
+        return {
+            partition: f"{' and '.join(brokers)} in sync by the last known state, and silent now"
+            for partition, brokers in found.items() if brokers
+        }  # fmt: skip
 
     def _needed(self, admin: Kafka) -> int:
         """How many replicas must be in sync; 1 if the producer does not wait for them or the setting is hidden."""
@@ -67,3 +80,14 @@ class Undeliverable:
             with suppress(HeadraceError):  # who may write may not be allowed to read settings
                 return int(admin.topic_configs(self._topic)["min.insync.replicas"].value or 1)
         return 1
+
+
+def _answers(address: str | None) -> bool:
+    if address is None:
+        return False
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), _CONNECT_WITHIN_S):
+            return True
+    except OSError:
+        return False
