@@ -330,6 +330,11 @@ def test_create_makes_the_topic(headrace_cluster: Cluster, run: Headrace, headra
     done = run("produce", name, "--create", "--partitions", 4, "--bootstrap", headrace_cluster.bootstrap, stdin="x")
     assert done.code == 0
     assert f"created topic {name}" in done.err
+    wrong = run("produce", f"{name}-too", "typo.csv", "--create", "--bootstrap", headrace_cluster.bootstrap)
+    assert (wrong.code, wrong.err.splitlines()[0]) == (2, "error: there is no file typo.csv")
+    with pytest.raises(UsageError, match="there is no file"):
+        produce(headrace_cluster, f"{name}-too", run.folder / "typo.csv", create=True)
+    assert f"{name}-too" not in {topic.name for topic in Kafka(headrace_cluster).topics()}
     assert len(read(headrace_cluster.bootstrap, name)) == 1
 
 

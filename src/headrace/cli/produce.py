@@ -138,7 +138,7 @@ def produce(app: App, /, topic: str, file: str, **flags: Any) -> None:
     if file == "-" and sys.stdin.isatty():
         app.say("type records, one a line; Ctrl-D ends")
     if flags["create"]:
-        _create(app, topic, flags)
+        _create(app, topic, file, flags)
     if flags["transaction"] or flags["topics"]:
         _in_transactions(app, topic, file, flags)
         return
@@ -155,9 +155,11 @@ def produce(app: App, /, topic: str, file: str, **flags: Any) -> None:
     _conclude(app, report, kept, aside)
 
 
-def _create(app: App, topic: str, flags: dict[str, Any]) -> None:
+def _create(app: App, topic: str, file: str, flags: dict[str, Any]) -> None:
     from headrace.kafka import Kafka, NewTopic
+    from headrace.kafka.write import require_readable
 
+    require_readable(file)
     with Kafka(app.connection()) as admin:
         for name in dict.fromkeys(flags["topics"] or [topic]):
             if admin.ensure_topic(NewTopic(name, flags["partitions"], flags["replication"])):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headrace.kafka.write.exactly_once import Mark, MarkedWriter, committed, prepare, settle
     from headrace.kafka.write.inputs.batch import BadPiece, InputBatch, InputOptions, Shape, field
+    from headrace.kafka.write.inputs.source import require_readable
     from headrace.kafka.write.pace import Pace
     from headrace.kafka.write.probe import load_client, write_to_all
     from headrace.kafka.write.producer import ProduceOptions, ProduceReport, produce
@@ -28,6 +29,7 @@ else:
     __getattr__, __all__ = lazy_exports(__name__, {
         "exactly_once": ["Mark", "MarkedWriter", "committed", "prepare", "settle"],
         "inputs.batch": ["BadPiece", "InputBatch", "InputOptions", "Shape", "field"],
+        "inputs.source": ["require_readable"],
         "pace": ["Pace"],
         "probe": ["load_client", "write_to_all"],
         "producer": ["ProduceOptions", "ProduceReport", "produce"],

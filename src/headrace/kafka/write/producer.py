@@ -23,7 +23,7 @@ from headrace.kafka.client import PRODUCER_DEFAULTS, Connection, HasBootstrap, c
 from headrace.kafka.kafka import Kafka
 from headrace.kafka.model import NewTopic
 from headrace.kafka.write.bulk import BulkSender, PartitionSpan, Undelivered
-from headrace.kafka.write.inputs import BadPiece, InputBatch, InputOptions
+from headrace.kafka.write.inputs import BadPiece, InputBatch, InputOptions, require_readable
 from headrace.kafka.write.pace import Clock, Pace
 from headrace.kafka.write.shaping import (
     ANY_PARTITION,
@@ -144,6 +144,7 @@ def produce(
     producing = _Producing(connect(where), topic, chosen)
     with Kafka(where) as admin:
         if create:
+            require_readable(source)
             admin.ensure_topic(NewTopic(topic))
         producing.check(admin)
     return producing.run(source)

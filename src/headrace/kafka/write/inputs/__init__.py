@@ -15,6 +15,7 @@ A CSV cell is a JSON string, never guessed to be a number.
 from headrace.kafka.write.inputs.batch import BadPiece, InputBatch, InputOptions, Place, Shape, field, key_bytes
 from headrace.kafka.write.inputs.detection import detect_shape
 from headrace.kafka.write.inputs.reader import RecordReader
+from headrace.kafka.write.inputs.source import require_readable
 from headrace.kafka.write.inputs.values import MAX_RECORD_BYTES
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "detect_shape",
     "field",
     "key_bytes",
+    "require_readable",
 ]

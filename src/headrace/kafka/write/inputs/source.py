@@ -15,6 +15,13 @@ from headrace.kafka.write.inputs.detection import BOM, HEAD, is_telling
 BLOCK = 120 * 1024
 
 
+def require_readable(source: object) -> None:
+    """A path that cannot be read is an error now: before a topic is created for its records."""
+    # A pipe can be opened once only.
+    if isinstance(source, str | Path) and str(source) != "-" and not Path(source).is_fifo():
+        Source(source).close()
+
+
 class Source:
     """Blocks of bytes from a path, standard input or a stream; gzip is unpacked, a UTF-8 BOM left out."""
 
