@@ -20,6 +20,7 @@ from headrace.samples import Sample, breadcrumbs, iris, ride_schema, stops, taxi
 from headrace.schemas.registry import Registry, Schema
 from headrace.tables.table import read_table
 from tests.conftest import processes_of
+from tests.postgres import Server
 from tests.spark.children import PATIENCE_S, told
 from tests.spark.pipelines import Workshop, send, totals
 from tests.spark.standalone import standalone
@@ -182,9 +183,14 @@ def _check_speeds(shop: Workshop, rows: list[dict[str, Any]]) -> None:
     assert looked_at > 50
 
 
-def test_transit(shop: Workshop, headrace_topic: Callable[..., str]) -> None:
+def test_transit(shop: Workshop, headrace_topic: Callable[..., str], postgres: Server) -> None:
     topics = headrace_topic(partitions=3), headrace_topic(partitions=2)
     take("transit", shop.folder, breadcrumbs=topics[0], stops=topics[1])
+    # With the sink that is for those who have a PostgreSQL.
+    above, mark, below = shop.file.read_text().partition("# [[")
+    sink = (mark + below).replace("# ", "").replace("postgresql://localhost/transit", postgres.url())
+    sink = sink.replace('table    = "routes"', f'table = "{topics[0]}"\npassword_file = "{postgres.password_file}"')
+    shop.file.write_text(above + sink)
     crumbs, events = _values(breadcrumbs(records=4000, bad=0.02, seed=2, vehicles=3)), list(stops(4000, 2, vehicles=3))
     send(shop.cluster, topics[0], crumbs)
     send(shop.cluster, topics[1], events)
@@ -225,6 +231,9 @@ def test_transit(shop: Workshop, headrace_topic: Callable[..., str]) -> None:
         )
         for key, rows in by_trip.items()
     }  # fmt: skip
+    routes = {(r["route"], r["direction"], r["service"]): r["velocity"] for r in shop.rows("tables/routes")}
+    in_postgres = postgres.rows(f'select route, direction, service, velocity from "{topics[0]}"')
+    assert {tuple(key): velocity for *key, velocity in in_postgres} == routes
     for row in shop.rows("tables/routes"):
         velocities = by_way.pop((row["route"], row["direction"], row["service"]))
         known = [velocity for velocity in velocities if velocity is not None]
