@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import HeadraceError
+from headrace.pipeline.graph import Graph
 from headrace.pipeline.pipeline import Pipeline
 from headrace.pipeline.spark import session
 from headrace.pipeline.spark.classify import SETTINGS
@@ -64,9 +65,11 @@ def wait(folder: Path) -> None:
 
 
 def cluster(folder: Path, master: str, name: str, bootstrap: str) -> None:
-    """A pipeline of the folder on the executors of another Spark; where they found this package."""
+    """The graph of the folder on the executors of another Spark; where they found this package."""
     spark = start_spark(SessionSpec(folder / "spark", master, conf={**SETTINGS, **_SMALL_CLUSTER}))
-    report = Pipeline.from_file(folder, name).run(bootstrap, once=True, spark=spark)
+    nodes = {node.name: node for node in Graph.from_file(folder).run(bootstrap, once=True, spark=spark).nodes}
+    report = nodes[name].report
+    assert report is not None, nodes
 
     def who(rows: Iterable[int]) -> Iterator[tuple[int, str, int]]:
         import headrace
@@ -75,7 +78,8 @@ def cluster(folder: Path, master: str, name: str, bootstrap: str) -> None:
 
     found = spark.sparkContext.parallelize(range(100), 4).mapPartitions(who).collect()
     executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
-    tell(outcomes=report.run.outcomes, balanced=report.run.balanced, executors=executors,
+    tell(states={name: node.state for name, node in nodes.items()}, outcomes=report.run.outcomes,
+         balanced=report.run.balanced, executors=executors,
          packages=sorted({file for _, file, _ in found}), total=sum(total for _, _, total in found),
          here=os.getpid() in {pid for pid, _, _ in found})  # fmt: skip
     stop_spark()

@@ -60,12 +60,29 @@ def test_breadcrumbs(shop: Workshop, headrace_topic: Callable[..., str]) -> None
     _check_speeds(shop, expected)
 
 
+#: A view of the example's table, and a pipeline that looks it up.
+_BEHIND = """
+[views.per_vehicle]
+sql = "select vehicle, count(*) as n from breadcrumbs group by vehicle"
+key = "vehicle"
+
+[pipelines.again]
+from   = "<topic>"
+decode = { json = "VEHICLE_ID string" }
+select = { vehicle = "cast(VEHICLE_ID as int)" }
+lookup = { table = "tables/per_vehicle", on = ["vehicle"], select = { n = "n" }, unmatched = "dead" }
+into   = { delta = "tables/again" }
+"""
+
+
 @pytest.mark.timeout(PATIENCE_S)  # six JVMs start from nothing: on a busy machine that takes its time
 def test_breadcrumbs_on_a_cluster_of_two_workers(
     tmp_path: Path, headrace_cluster: Any, headrace_topic: Callable[..., str]
 ) -> None:
     topic = headrace_topic(partitions=2)
     take("breadcrumbs", tmp_path, breadcrumbs=topic)
+    with (tmp_path / "headrace.toml").open("a", encoding="utf-8") as file:
+        file.write(_BEHIND.replace("<topic>", topic))
     given = _values(breadcrumbs(records=300, bad=0.1, seed=5))
     send(headrace_cluster, topic, given)
     with standalone(tmp_path / "cluster") as master:
@@ -74,6 +91,9 @@ def test_breadcrumbs_on_a_cluster_of_two_workers(
     rows = [row for row in map(_independent, given) if row is not None]
     assert (refusal["error"], refusal["code"]) == (f"Spark at {master} has given no executor", 4)
     assert "spark.executor.memory" in refusal["why"]
+    assert answer["states"] == dict.fromkeys(("breadcrumbs", "per_vehicle", "again"), "done")
+    again = [row for batch in read_table(tmp_path / "tables/again").batches() for row in batch.to_pylist()]
+    assert {row["vehicle"]: row["n"] for row in again} == Counter(row["vehicle"] for row in rows)
     assert answer["balanced"]
     assert (answer["outcomes"]["written"], answer["outcomes"]["dead"]) == (len(rows), len(given) - len(rows))
     found = [row for batch in read_table(tmp_path / "tables/breadcrumbs").batches() for row in batch.to_pylist()]
