@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError, Failed, HeadraceError, NotFound, SetupError, UsageError
-from headrace.home import FILE, Home, read_json, write_json
+from headrace.home import FILE, Home
 from headrace.kafka import Connection, HasBootstrap, connect
 from headrace.pipeline.books.checkpoint import Checkpoint
 from headrace.pipeline.books.folder import PipelineFolder
@@ -399,9 +399,10 @@ class Pipeline:
     def plan_rebuild(self, where: HasBootstrap | str) -> RebuildPlan:
         """What `start_over` would do: which tables are emptied, and which records Kafka no longer has."""
         from headrace.pipeline.books.refresh import plan_rebuild
+        from headrace.pipeline.spark.rebuild import plans
 
         self._check_sole_writer()
-        return plan_rebuild(self.folder, self.declaration, connect(where))
+        return plan_rebuild(self.folder, self.declaration, connect(where), plans(self.declaration))
 
     def start_over(
         self,
@@ -414,8 +415,9 @@ class Pipeline:
         """Empty its tables and delete its progress: the next run makes them again from `start` on.
 
         Returns where the rows of before are. Records that Kafka no longer has are an error unless `accept_loss`.
+        Cut off anywhere, it can be repeated, and no run goes on from there before that.
         """
-        from headrace.pipeline.books.rewind import wipe
+        from headrace.pipeline.books.rewind import remove_progress
         from headrace.pipeline.spark.check import checked
         from headrace.pipeline.spark.rebuild import empty_tables
         from headrace.pipeline.spark.session import java_alive
@@ -430,19 +432,10 @@ class Pipeline:
         folder, declaration = self.folder, self.declaration
         with self._given_or_new(spark) as session, java_alive(), self._with_registry(where, registry) as used:
             columns = checked(session.newSession(), declaration, connect(where), used, declaration.trigger)[1]
-            redeclared = self._redeclared
             with folder.lock():
-                # A run between the two steps would find empty tables and an old checkpoint: until both are done, the
-                # note refuses it. A refresh that is repeated knows from it where the rows are.
-                kept: list[str] = (read_json(folder.refresh_file) or {}).get("kept", [])
-                write_json(folder.refresh_file, {"kept": kept})
-                kept += empty_tables(session, declaration, columns, self.dead_letter_queue, redeclared=redeclared)
-                write_json(folder.refresh_file, {"kept": kept})
-        if self.checkpoint.exists:
-            backup = Path(str(wipe(folder, declaration).backup))
-            if (seen := folder.root / "seen").is_dir():
-                seen.rename(backup / "seen")  # else all records would be duplicates
-        folder.refresh_file.unlink()
+                kept = empty_tables(session, declaration, columns, folder, redeclared=self._redeclared)
+                remove_progress(folder, declaration, seen=True)
+                folder.refresh_file.unlink()
         return kept
 
     @property
