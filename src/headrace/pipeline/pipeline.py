@@ -356,19 +356,28 @@ class Pipeline:
 
         connection = connect(where) if where is not None else None
         plan = plan_rewind(self.folder, self.declaration, Target.parse(to), connection)
-        if not plan.again or not (views := self.downstream):
-            return plan
-        touched = f"views made from its tables follow at their next update: {', '.join(views)}"
-        return replace(plan, consequences=(*plan.consequences, touched))
+        return replace(plan, consequences=(*plan.consequences, *self._touched())) if plan.again else plan
+
+    def _touched(self) -> Iterator[str]:
+        """What a rewind means for what is made from its rows."""
+        touched = self.downstream
+        pipelines = set(self.names(self.declaration.file)) if self.declaration.file else set()
+        if readers := [name for name in touched if name in pipelines]:
+            yield f"pipelines that read what it writes are not rewound, and meet its rows again: {', '.join(readers)}"
+        if views := [name for name in touched if name not in pipelines]:
+            yield f"views made from its tables follow at their next update: {', '.join(views)}"
 
     @property
     def downstream(self) -> list[str]:
-        """The views of its file that are made from its tables, directly or by others."""
+        """The pipelines and views of its file that read its topics and tables, directly or by others."""
         if self.declaration.file is None:
             return []
-        graph = read_graph(self.declaration.file, lenient=True)
+        graph, touched = read_graph(self.declaration.file, lenient=True), {self.name}
         try:
-            return graph.downstream(self.name)
+            # In one turn only what is behind it is found: topics may lead in a circle.
+            while more := {name for name in graph.order if graph.needs(name) & touched} - touched:
+                touched |= more
+            return [name for name in graph.order if name in touched and name != self.name]
         except ConfigError:  # a view that cannot be read is reported when it is to be updated
             return []
 

@@ -41,6 +41,7 @@ from headrace.pipeline.spark.sinks.postgres_server import (
     has_rows,
     identifier,
     look_up,
+    may_delete,
     referring,
     require_psycopg,
     settings_of,
@@ -221,6 +222,12 @@ def _require_own(connection: Connection, declaration: Declaration, sink: Sink, t
             why=f"a full refresh of {declaration.name} would remove rows that it cannot make again",
             hint="a table of its own for each pipeline; if that one is gone: "
             f"delete from {table.schema}.{MARKS} where starts_with(writer, 'headrace/{other}/')",
+        )  # fmt: skip
+    if not may_delete(connection, table):
+        raise declaration.wrong(
+            f"{connection.info.user} may not delete rows of {table.shown}", *declaration.path_of(sink),
+            why="a full refresh removes rows and makes them again",
+            hint=f"grant delete on {table.shown} to {connection.info.user}",
         )  # fmt: skip
     if tables := referring(connection, table):
         raise declaration.wrong(

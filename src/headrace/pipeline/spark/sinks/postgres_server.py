@@ -236,6 +236,13 @@ def referring(connection: Connection, table: Table) -> list[str]:
     return [name for (name,) in found]
 
 
+def may_delete(connection: Connection, table: Table) -> bool:
+    """Whether the user of the connection has the right to delete rows of it."""
+    name = identifier(table.schema, table.name).as_string(connection)
+    found = connection.execute("select has_table_privilege(%s, 'DELETE')", (name,)).fetchone()
+    return bool(found and found[0])
+
+
 def has_rows(connection: Connection, table: Table) -> bool:
     """Whether the table is there and has a row."""
     some = statement("select 1 from {table} limit 1", table=identifier(table.schema, table.name))
