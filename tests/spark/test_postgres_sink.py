@@ -490,6 +490,14 @@ def test_a_full_refresh_makes_the_rows_again_once(
         with pytest.raises(ConfigError, match=refused):
             shop.pipeline().start_over(shop.cluster, spark=shop.spark)
         postgres.rows(f"delete from headrace_batches where writer = {mark}; drop table if exists {table}_more")
+    user, text = f"{table}_user", shop.file.read_text()
+    postgres.rows(
+        f"create role {user} login password '{PASSWORD}'; grant select on {table}, headrace_batches to {user}"
+    )
+    shop.file.write_text(text.replace("//headrace@", f"//{user}@"))
+    with pytest.raises(ConfigError, match=f"{user} may not delete rows of public.{table}"):
+        shop.pipeline().start_over(shop.cluster, spark=shop.spark)
+    shop.file.write_text(text)
     assert numbers(table) == list(range(30, 50))
     assert len(shop.rows("tables/rows")) == 50
 
