@@ -23,6 +23,7 @@ from pyspark.sql import types as T
 from headrace.errors import ConfigError, Failed, SetupError
 from headrace.pipeline.declare.declaration import Declaration, Sink
 from headrace.pipeline.declare.reading import read
+from headrace.pipeline.graph import Graph, GraphObserver
 from headrace.pipeline.spark import internals
 from headrace.pipeline.spark.sinks import postgres as postgres_sink
 from headrace.pipeline.spark.sinks.postgres import PostgresWriter, _Attempt
@@ -445,6 +446,87 @@ def test_a_worker_is_killed(
     assert postgres.rows("select tablename from pg_tables where tablename like 'headrace_staging%'") == []
     entries = [line.read for line in shop.pipeline().ledger.runs() if line.read]
     assert sum(entries) == 500
+
+
+_TWO = f"""
+[pipelines.p]
+from = "<topic>"
+decode = {{ json = "id int, n int" }}
+where = "n >= 0"
+[[pipelines.p.into]]
+{_INTO}
+key = ["id"]
+[[pipelines.p.into]]
+{_INTO.replace("<table>", "<table>_all")}
+[[pipelines.p.into]]
+delta = "tables/rows"
+"""
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+def test_a_full_refresh_makes_the_rows_again_once(
+    shop: Workshop, postgres: Server, declare: Callable[..., str], table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(shop.cluster, declare(_TWO), [{"id": n % 20, "n": n} for n in range(50)])
+
+    def numbers(name: str) -> list[int]:
+        return [n for (n,) in postgres.rows(f"select n from {name} order by n")]
+
+    assert f"{table}: it has no rows yet" in shop.pipeline().plan_rebuild(shop.cluster).steps
+    shop.run()
+    assert (numbers(table), numbers(f"{table}_all")) == (list(range(30, 50)), list(range(50)))
+
+    # What is not its own is not removed, and nothing else is either.
+    mark = f"'headrace/other/id/0/public.{table}_all'"
+    others = (
+        (f"insert into headrace_batches values ({mark}, 0, 1, now())", "is written by other too"),
+        (f"create table {table}_more (id int references {table}(id))", f"are referred to by {table}_more"),
+    )
+    for statement, refused in others:
+        postgres.rows(statement)
+        with pytest.raises(ConfigError, match=refused):
+            shop.pipeline().start_over(shop.cluster, spark=shop.spark)
+        postgres.rows(f"delete from headrace_batches where writer = {mark}; drop table if exists {table}_more")
+    user, text = f"{table}_user", shop.file.read_text()
+    postgres.rows(
+        f"create role {user} login password '{PASSWORD}'; grant select on {table}, headrace_batches to {user}"
+    )
+    shop.file.write_text(text.replace("//headrace@", f"//{user}@"))
+    with pytest.raises(ConfigError, match=f"{user} may not delete rows of public.{table}"):
+        shop.pipeline().start_over(shop.cluster, spark=shop.spark)
+    shop.file.write_text(text)
+    assert numbers(table) == list(range(30, 50))
+    assert len(shop.rows("tables/rows")) == 50
+
+    # Killed behind the first table. Of some keys, there is no row any more.
+    shop.file.write_text(shop.file.read_text().replace("n >= 0", "id < 5"))
+
+    def move_and_die(*given: Any) -> None:
+        move_aside(*given)
+        raise Killed
+
+    move_aside = postgres_sink._move_aside
+    monkeypatch.setattr(postgres_sink, "_move_aside", move_and_die)
+    with pytest.raises(Killed):
+        shop.pipeline().start_over(shop.cluster, spark=shop.spark)
+    monkeypatch.undo()
+    assert numbers(table) == []
+    with pytest.raises(Failed, match="a full refresh of p was cut off"):
+        shop.run()
+    said: list[str] = []
+    observer = GraphObserver(say=lambda _, text: said.append(text))
+    graph = Graph.from_file(shop.file, shop.home)
+    assert graph.refresh("p", shop.cluster, full=True, spark=shop.spark, observer=observer).failed == ()
+    wanted = [n for n in range(50) if n % 20 < 5]
+    assert (numbers(table), numbers(f"{table}_all")) == ([n for n in wanted if n + 20 not in wanted], wanted)
+    assert sorted(row["n"] for row in shop.rows("tables/rows")) == wanted
+    like = f"select tablename from pg_tables where tablename like '{table}%_before_%'"
+    copies = [name for (name,) in postgres.rows(like)]
+    assert sorted(map(numbers, copies), key=len) == [list(range(30, 50)), list(range(50))]
+    assert all(any(f"its rows of before are in the table public.{name}" in text for text in said) for name in copies)
 
 
 def test_the_driver_is_killed(

@@ -11,10 +11,11 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from headrace.errors import Failed, UsageError
-from headrace.home import write_json
 from headrace.kafka import Kafka
 from headrace.kafka.read import consume
+from headrace.pipeline.books import rewind
 from headrace.pipeline.graph import Graph, GraphObserver
+from headrace.pipeline.spark.rebuild import _Emptying
 from headrace.tables import read_table
 from tests.spark.pipelines import Workshop, send
 
@@ -44,7 +45,21 @@ def left(shop: Workshop, topic: str) -> list[dict[str, int]]:
     return [json.loads(record.value or b"") for record in consume(shop.cluster, topic)]
 
 
-def test_tables_are_made_again_from_the_records(shop: Workshop, headrace_topic: Topic) -> None:
+class Killed(BaseException):
+    """The process is gone."""
+
+
+def then_die(act: Callable[..., Any]) -> Callable[..., Any]:
+    def acted(*given: Any, **named: Any) -> Any:
+        act(*given, **named)
+        raise Killed
+
+    return acted
+
+
+def test_tables_are_made_again_from_the_records(
+    shop: Workshop, headrace_topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = headrace_topic(partitions=2)
     send(shop.cluster, topic, RECORDS)
     shop.declare(DECLARED, speeds=topic)
@@ -82,12 +97,21 @@ def test_tables_are_made_again_from_the_records(shop: Workshop, headrace_topic: 
     records = [*RECORDS, new]
     check(records)
 
-    # Cut off between the tables and the checkpoint: no run goes on from there, a refresh does. Nothing is there twice.
-    write_json(shop.pipeline("speeds").folder.refresh_file, {"kept": []})
-    with pytest.raises(Failed, match="a full refresh of speeds was cut off"):
-        shop.run("speeds")
+    # Killed behind one step after the other: no run goes on from there, a refresh does. Nothing is there twice.
     before = read_table(shop.folder / "tables/speeds").version or 0
+    pipeline = shop.pipeline("speeds")
+    steps = ((_Emptying, "_set_aside"), (rewind, "_back_up"), (rewind, "_remove_folder"), (rewind, "remove_progress"))
+    for where, name in steps:
+        monkeypatch.setattr(where, name, then_die(getattr(where, name)))
+        with pytest.raises(Killed):
+            pipeline.start_over(shop.cluster, spark=shop.spark)
+        monkeypatch.undo()
+        with pytest.raises(Failed, match="a full refresh of speeds was cut off"):
+            shop.run("speeds")
+    assert not {"checkpoint", ".checkpoint.wiped", "seen"} & {path.name for path in pipeline.folder.root.iterdir()}
     done = refresh(full=True)
+    (copies,) = (shop.folder / "tables").glob("copies.before-*")
+    assert f"tables/copies: its rows of before are in {copies}" in said
     assert done["speeds"].report.run.read == len(records)
     assert done["fast"].update.mode == "full"
     check(records)

@@ -175,6 +175,46 @@ into = { delta = "tables/t" }
     assert sorted(row["id"] for row in shop.rows("tables/t")) == list(range(15))
 
 
+@pytest.mark.parametrize("within", ["", ', within = "1 hour"'])
+def test_a_rewind_finds_the_same_duplicates_as_often_as_it_is_done(
+    shop: Workshop, headrace_topic: Topic, within: str
+) -> None:
+    topic = headrace_topic(partitions=2)
+    shop.declare(
+        """
+[pipelines.p]
+from = "<topic>"
+decode = { json = "id int, at timestamp" }
+event_time = "at"
+deduplicate = <duplicates>
+into = { delta = "tables/t" }
+""",
+        topic=topic,
+        duplicates=f'{{ by = ["id"]{within} }}' if within else '["id"]',
+    )
+    producer = shop.connection.producer()
+
+    def write(partition: int, ids: range) -> None:
+        for n in ids:
+            value = json.dumps({"id": n, "at": f"2026-05-01T12:0{n % 10}:00Z"})
+            producer.produce(topic, value.encode(), partition=partition)
+        assert producer.flush(60) == 0
+
+    # The rows of partition 0 come before those of partition 1 only when all are read again.
+    write(1, range(10))
+    assert totals(shop.run()) == {"written": 10}
+    write(0, range(5, 15))
+    assert totals(shop.run()) == {"written": 5, "duplicate": 5}
+    for _ in range(2):
+        shop.pipeline().rewind(shop.pipeline().plan_rewind("beginning", shop.cluster))
+        assert totals(shop.run()) == {"written": 15, "duplicate": 5}
+    write(0, range(15))
+    assert totals(shop.run()) == {"duplicate": 15}
+    assert Counter(row["id"] for row in shop.rows("tables/t")) == dict.fromkeys(range(15), 3)
+    seen = shop.spark.read.format("delta").load(str(shop.pipeline().folder.root / "seen"))
+    assert seen.count() == 15
+
+
 def test_two_rows_at_both_ends_of_time_are_no_duplicates(spark: SparkSession) -> None:
     last, hour = 2**63 - 1, 3_600_000_000
     times = {0: last, 1: -last, 2: last - hour, 3: last - hour - 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from headrace.errors import ConfigError, Failed, SetupError, UsageError
 from headrace.home import Home
 from headrace.pipeline.books.checkpoint import Checkpoint
 from headrace.pipeline.books.folder import PipelineFolder
-from headrace.pipeline.books.rewind import Target, fork, plan_rewind, rewind, wipe
+from headrace.pipeline.books.rewind import Target, fork, plan_rewind, remove_progress, rewind, wipe
 from headrace.pipeline.declare.changes import Change, check_changes, compare, document, remember, remembered
 from headrace.pipeline.declare.declaration import (
     Aggregate,
@@ -291,6 +292,78 @@ def test_a_wipe_finds_the_checkpoint_that_was_run_with(folder: PipelineFolder, t
     assert check_changes(folder, new) == []
     assert not (folder.root / "checkpoint").exists()
     assert folder.epoch == 1
+
+
+class Killed(BaseException):
+    """The process is gone: what comes behind it changes nothing any more."""
+
+
+def killed_before(step: int, act: Callable[[], object], patch: pytest.MonkeyPatch) -> bool:
+    """Whether it was killed before that change of a folder; False: it came to its end."""
+    changes = itertools.count()
+
+    def counted(change: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*given: Any, **named: Any) -> Any:
+            if next(changes) >= step:
+                raise Killed
+            return change(*given, **named)
+
+        return made
+
+    with patch.context() as patched:
+        for name in ("mkdir", "rename", "replace", "rmdir", "unlink"):
+            patched.setattr(os, name, counted(getattr(os, name)))
+        try:
+            act()
+        except Killed:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_wipe_that_was_killed_anywhere_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: bool
+) -> None:
+    for step in itertools.count():
+        folder = PipelineFolder(Home(tmp_path / str(step)), "trips")
+        folder.create()
+        root = folder.root
+        write_checkpoint(root / "checkpoint", {}, committed=1)
+        files = {path.relative_to(root) for path in root.glob("checkpoint/**/*")}
+        (root / "seen").mkdir()
+        (root / "seen" / "rows").touch()
+        remember(folder, declared(), {})
+
+        def remove(folder: PipelineFolder = folder) -> None:
+            if seen:
+                remove_progress(folder, declared(), seen=True)
+            else:
+                wipe(folder, declared())
+
+        was_killed = killed_before(step, remove, monkeypatch)
+        if (root / "checkpoint").exists():
+            assert {path.relative_to(root) for path in root.glob("checkpoint/**/*")} == files
+        if was_killed:
+            remove()
+        assert not folder.declaration_file.exists()
+        assert not [path.name for path in root.iterdir() if "checkpoint" in path.name]
+        backups = [path for path in (root / "backups").iterdir() if not path.name.startswith(".")]
+        assert any({path.relative_to(each) for path in each.glob("checkpoint/**/*")} == files for each in backups)
+        assert len(list(root.glob("backups/*/seen/rows"))) == seen
+        assert (root / "seen/rows").exists() is not seen
+        write_checkpoint(root / "checkpoint", {}, committed=1)
+        remove()
+        if not was_killed:
+            break
+    assert step > 15
+
+
+def test_what_was_seen_is_removed_without_a_checkpoint_too(folder: PipelineFolder) -> None:
+    (folder.root / "seen").mkdir()
+    wipe(folder, declared())
+    with folder.lock():
+        assert (backup := remove_progress(folder, declared(), seen=True).backup)
+    assert Path(backup, "seen").is_dir()
 
 
 def step(frame: Any) -> Any:

@@ -13,6 +13,7 @@ from headrace.pipeline.books.view_updates import SourceVersion, ViewUpdate
 from headrace.pipeline.declare.graph import read_graph, table_names
 from headrace.pipeline.graph import Graph
 from headrace.pipeline.pipeline import Pipeline
+from tests.unit.test_checkpoint import write_checkpoint
 
 PIPELINES = """
 [pipelines.speeds]
@@ -104,8 +105,17 @@ key = "value"
     graph = read_graph(file)
     assert graph.order.index("first") < graph.order.index("last") < graph.order.index("speeds")
     assert graph.downstream("first") == ["v"]
+    first = Pipeline.from_file(file, "first", tmp_path / ".headrace")
+    assert first.downstream == ["last", "speeds", "v"]
+    write_checkpoint(first.folder.root / "checkpoint", {"raw": {"0": 9}}, committed=1)
+    assert first.plan_rewind("raw:0=7").consequences[-2:] == (
+        "pipelines that read what it writes are not rewound, and meet its rows again: last, speeds",
+        "views made from its tables follow at their next update: v",
+    )
     file.write_text(file.read_text(encoding="utf-8").replace('"raw"', '"crumbs"'), encoding="utf-8")
     assert set(read_graph(file).order) == {"speeds", "stops", "last", "first", "v"}
+    assert set(Pipeline.from_file(file, "first").downstream) == {"last", "speeds", "v"}
+    assert set(Pipeline.from_file(file, "last").downstream) == {"first", "speeds", "v"}
 
 
 def test_a_pipeline_is_behind_what_it_looks_up_and_joins(tmp_path: Path) -> None:

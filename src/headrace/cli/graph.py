@@ -149,9 +149,9 @@ def refresh(
     """Bring NAME, a pipeline or a view, and all that is made from its tables up to date.
 
     A pipeline reads what is new. With --full its tables are emptied and made again from its records: it shows what it
-    will do and asks. The rows of before stay in an earlier version of each table. Records that it has read and that
-    Kafka has deleted since are counted first; without --accept-loss nothing is changed then. Views are recomputed, also
-    with other columns than before.
+    will do and asks. The rows of before stay in an earlier version of each table, or in a table beside it. Records that
+    it has read and that Kafka has deleted since are counted first; without --accept-loss nothing is changed then. Views
+    are recomputed, also with other columns than before.
 
     \b
     headrace pipeline refresh route_speeds

@@ -233,7 +233,8 @@ def wipe(app: App, name: str, yes: bool, file: Path | None) -> None:
     found = find(app, file, name)
     _agree(app, (f"{name} will read its topics again; rows in its tables stay, and may be duplicated",), yes)
     moved = found.wipe_checkpoint()
-    _report(app, moved.document(), f"{name} starts over; the old checkpoint is kept in {moved.backup}")
+    kept = f"; the old checkpoint is kept in {moved.backup}" if moved.backup else ""
+    _report(app, moved.document(), f"{name} starts over{kept}")
 
 
 @checkpoint.command()

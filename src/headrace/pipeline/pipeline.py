@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError, Failed, HeadraceError, NotFound, SetupError, UsageError
-from headrace.home import FILE, Home, read_json, write_json
+from headrace.home import FILE, Home
 from headrace.kafka import Connection, HasBootstrap, connect
 from headrace.pipeline.books.checkpoint import Checkpoint
 from headrace.pipeline.books.folder import PipelineFolder
@@ -356,19 +356,28 @@ class Pipeline:
 
         connection = connect(where) if where is not None else None
         plan = plan_rewind(self.folder, self.declaration, Target.parse(to), connection)
-        if not plan.again or not (views := self.downstream):
-            return plan
-        touched = f"views made from its tables follow at their next update: {', '.join(views)}"
-        return replace(plan, consequences=(*plan.consequences, touched))
+        return replace(plan, consequences=(*plan.consequences, *self._touched())) if plan.again else plan
+
+    def _touched(self) -> Iterator[str]:
+        """What a rewind means for what is made from its rows."""
+        touched = self.downstream
+        pipelines = set(self.names(self.declaration.file)) if self.declaration.file else set()
+        if readers := [name for name in touched if name in pipelines]:
+            yield f"pipelines that read what it writes are not rewound, and meet its rows again: {', '.join(readers)}"
+        if views := [name for name in touched if name not in pipelines]:
+            yield f"views made from its tables follow at their next update: {', '.join(views)}"
 
     @property
     def downstream(self) -> list[str]:
-        """The views of its file that are made from its tables, directly or by others."""
+        """The pipelines and views of its file that read its topics and tables, directly or by others."""
         if self.declaration.file is None:
             return []
-        graph = read_graph(self.declaration.file, lenient=True)
+        graph, touched = read_graph(self.declaration.file, lenient=True), {self.name}
         try:
-            return graph.downstream(self.name)
+            # In one turn only what is behind it is found: topics may lead in a circle.
+            while more := {name for name in graph.order if graph.needs(name) & touched} - touched:
+                touched |= more
+            return [name for name in graph.order if name in touched and name != self.name]
         except ConfigError:  # a view that cannot be read is reported when it is to be updated
             return []
 
@@ -399,9 +408,10 @@ class Pipeline:
     def plan_rebuild(self, where: HasBootstrap | str) -> RebuildPlan:
         """What `start_over` would do: which tables are emptied, and which records Kafka no longer has."""
         from headrace.pipeline.books.refresh import plan_rebuild
+        from headrace.pipeline.spark.rebuild import plans
 
         self._check_sole_writer()
-        return plan_rebuild(self.folder, self.declaration, connect(where))
+        return plan_rebuild(self.folder, self.declaration, connect(where), plans(self.declaration))
 
     def start_over(
         self,
@@ -414,8 +424,9 @@ class Pipeline:
         """Empty its tables and delete its progress: the next run makes them again from `start` on.
 
         Returns where the rows of before are. Records that Kafka no longer has are an error unless `accept_loss`.
+        Cut off anywhere, it can be repeated, and no run goes on from there before that.
         """
-        from headrace.pipeline.books.rewind import wipe
+        from headrace.pipeline.books.rewind import remove_progress
         from headrace.pipeline.spark.check import checked
         from headrace.pipeline.spark.rebuild import empty_tables
         from headrace.pipeline.spark.session import java_alive
@@ -430,19 +441,10 @@ class Pipeline:
         folder, declaration = self.folder, self.declaration
         with self._given_or_new(spark) as session, java_alive(), self._with_registry(where, registry) as used:
             columns = checked(session.newSession(), declaration, connect(where), used, declaration.trigger)[1]
-            redeclared = self._redeclared
             with folder.lock():
-                # A run between the two steps would find empty tables and an old checkpoint: until both are done, the
-                # note refuses it. A refresh that is repeated knows from it where the rows are.
-                kept: list[str] = (read_json(folder.refresh_file) or {}).get("kept", [])
-                write_json(folder.refresh_file, {"kept": kept})
-                kept += empty_tables(session, declaration, columns, self.dead_letter_queue, redeclared=redeclared)
-                write_json(folder.refresh_file, {"kept": kept})
-        if self.checkpoint.exists:
-            backup = Path(str(wipe(folder, declaration).backup))
-            if (seen := folder.root / "seen").is_dir():
-                seen.rename(backup / "seen")  # else all records would be duplicates
-        folder.refresh_file.unlink()
+                kept = empty_tables(session, declaration, columns, folder, redeclared=self._redeclared)
+                remove_progress(folder, declaration, seen=True)
+                folder.refresh_file.unlink()
         return kept
 
     @property

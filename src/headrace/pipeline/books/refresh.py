@@ -6,7 +6,7 @@ offsets were read, so what is gone since is known before anything is changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import UsageError
 from headrace.pipeline.books.folder import PipelineFolder
 from headrace.pipeline.books.ledger import Ledger
+from headrace.pipeline.books.rewind import last_checkpoint
 from headrace.pipeline.declare.changes import recreated
 from headrace.pipeline.declare.declaration import Declaration, Sink
 from headrace.tables import is_delta, read_table
@@ -60,16 +61,22 @@ class RebuildPlan:
         return {**asdict(self), "lost": self.lost}
 
 
-def plan_rebuild(folder: PipelineFolder, declaration: Declaration, connection: Connection) -> RebuildPlan:
-    """What a full refresh would do. A pipeline that begins at the end of its topics has nothing to be made from."""
+def plan_rebuild(
+    folder: PipelineFolder, declaration: Declaration, connection: Connection, emptied: Mapping[str, str]
+) -> RebuildPlan:
+    """What a full refresh would do; `emptied` is what it means for sinks that headrace cannot read, by their names.
+
+    A pipeline that begins at the end of its topics has nothing to be made from.
+    """
     if declaration.start in {"end", "latest"}:
         raise UsageError(
             f"{declaration.place('start')}: {declaration.name} starts at the end of its topics",
             why="a full refresh reads from `start` on, and would find no records",
             hint='start = "beginning", or a time',
         )
+    last_checkpoint(folder, declaration)  # one that is not on this machine is an error
     gone = tuple(_gone(folder, connection, declaration))
-    return RebuildPlan(declaration.name, tuple(_steps(folder, declaration, gone)), gone)
+    return RebuildPlan(declaration.name, tuple(_steps(folder, declaration, gone, emptied)), gone)
 
 
 def _gone(folder: PipelineFolder, connection: Connection, declaration: Declaration) -> Iterator[Gone]:
@@ -92,11 +99,13 @@ def _extents(connection: Connection, declaration: Declaration) -> dict[str, Topi
         return kafka.extents(declaration.all_topics, "uncommitted")
 
 
-def _steps(folder: PipelineFolder, declaration: Declaration, gone: tuple[Gone, ...]) -> Iterator[str]:
+def _steps(
+    folder: PipelineFolder, declaration: Declaration, gone: tuple[Gone, ...], emptied: Mapping[str, str]
+) -> Iterator[str]:
     for each in gone:
         yield f"{each}: Kafka no longer has them, so the rows that were made from them will be missing"
     for sink in declaration.sinks:
-        yield f"{sink.name}: {_emptied(declaration, sink)}"
+        yield f"{sink.name}: {emptied.get(sink.name) or _emptied(declaration, sink)}"
     letters = folder.dead_letters(declaration)
     again = "are written to the topic again" if letters.kind == "topic" else "are removed, and written again"
     yield f"dead letters: those of {declaration.name} {again}"

@@ -183,18 +183,47 @@ def rewind(folder: PipelineFolder, declaration: Declaration, plan: RewindPlan) -
 def wipe(folder: PipelineFolder, declaration: Declaration) -> Moved:
     """Delete progress and state: the next run begins at `start`. A backup is kept."""
     with folder.lock():
-        before = remembered(folder)
-        named = before.declaration.get("checkpoint") if before else None
-        # The checkpoint of the last run may be elsewhere than the declared one.
-        old = Checkpoint(declaration.resolve(named) if named else folder.root / "checkpoint")
-        checkpoint = old if old.exists else _existing(folder, declaration, "wipe")
+        if not last_checkpoint(folder, declaration).exists and remembered(folder) is None:
+            _existing(folder, declaration, "wipe")
+        return remove_progress(folder, declaration)
+
+
+def last_checkpoint(folder: PipelineFolder, declaration: Declaration) -> Checkpoint:
+    """The checkpoint of the last run, which may be elsewhere than the declared one."""
+    before = remembered(folder)
+    named = before.declaration.get("checkpoint") if before else None
+    last = Checkpoint(declaration.resolve(named) if named else folder.root / "checkpoint")
+    if last.exists:
+        return last
+    other = Checkpoint(folder.checkpoint(declaration))
+    return other if other.exists else last
+
+
+def remove_progress(folder: PipelineFolder, declaration: Declaration, *, seen: bool = False) -> Moved:
+    """Nothing is known of earlier runs, with `seen` not even which rows there were; what was is in the backup.
+
+    The caller holds the lock. Cut off anywhere, it can be repeated: `declaration.json` goes last.
+    """
+    checkpoint = last_checkpoint(folder, declaration)
+    rows, doomed = folder.root / "seen", checkpoint.root.with_name(f".{checkpoint.root.name}.wiped")
+    backup, epoch = None, folder.epoch
+    if checkpoint.exists or (seen and rows.is_dir()):
         backup = _back_up(folder, checkpoint, {"wipe": True})
         epoch = folder.raise_epoch()
+        if seen and rows.is_dir():
+            rows.rename(backup / rows.name)
+    _remove_folder(doomed)
+    if checkpoint.exists:
         # Away by one rename: a folder that is half removed would be a damaged checkpoint.
-        doomed = checkpoint.root.rename(checkpoint.root.with_name(f".{checkpoint.root.name}.wiped"))
-        shutil.rmtree(doomed)
-        folder.declaration_file.unlink(missing_ok=True)
-        return Moved(folder.name, str(backup), epoch, {})
+        checkpoint.root.rename(doomed)
+    _remove_folder(doomed)
+    folder.declaration_file.unlink(missing_ok=True)
+    return Moved(folder.name, str(backup) if backup else None, epoch, {})
+
+
+def _remove_folder(path: Path) -> None:
+    if path.exists():
+        shutil.rmtree(path)
 
 
 def fork(
@@ -324,7 +353,8 @@ def _back_up(folder: PipelineFolder, checkpoint: Checkpoint, why: Mapping[str, o
         staging = backups / f".{final.name}"
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(mode=0o700)
-        shutil.copytree(checkpoint.root, staging / "checkpoint")
+        if checkpoint.exists:
+            shutil.copytree(checkpoint.root, staging / "checkpoint")
         for file in (folder.identity_file, folder.declaration_file):
             if file.is_file():
                 shutil.copy2(file, staging / file.name)

@@ -15,8 +15,9 @@ killed driver left is removed by the next attempt.
 from __future__ import annotations
 
 import hashlib
+import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -37,8 +38,11 @@ from headrace.pipeline.spark.sinks.postgres_server import (
     Table,
     connect,
     encoding_of,
+    has_rows,
     identifier,
     look_up,
+    may_delete,
+    referring,
     require_psycopg,
     settings_of,
     statement,
@@ -100,6 +104,25 @@ class PostgresWriter(SinkWriter):
 
     def replace(self, sink: Sink, keys: DataFrame, rows: DataFrame, batch: Batch) -> int | None:
         return _written(sink, rows, batch, keys)
+
+    def plan_empty(self, declaration: Declaration, sink: Sink) -> str | None:
+        require_psycopg(declaration, sink)
+        database = Database.of(declaration, sink)
+        with database.connect() as connection, database.errors("to show the table", "nothing was changed"):
+            table = look_up(connection, sink.target)
+            if not has_rows(connection, table):
+                return "it has no rows yet"
+            _require_own(connection, declaration, sink, table)
+        return f"all of its rows are moved into a new table, {_name_before(table, 'TIME')}"
+
+    def empty(self, declaration: Declaration, sink: Sink, note: Callable[[str], None]) -> None:
+        database = Database.of(declaration, sink)
+        with database.connect() as connection, database.errors(f"to empty {sink.target}", "it has its rows still"):
+            table = look_up(connection, sink.target)
+            if has_rows(connection, table):
+                before = _name_before(table, time.strftime("%Y%m%d_%H%M%S", time.gmtime()))
+                note(f"in the table {table.schema}.{before}")
+                _move_aside(connection, table, before)
 
 
 # -- before a run ------------------------------------------------------------------------------------------------------
@@ -184,6 +207,62 @@ def _check_table(declaration: Declaration, sink: Sink, table: Table, kinds: Mapp
 
 def _a(kind: DataType) -> str:
     return f"a {kind.simpleString()} in Spark"
+
+
+# -- for a full refresh ------------------------------------------------------------------------------------------------
+
+
+def _require_own(connection: Connection, declaration: Declaration, sink: Sink, table: Table) -> None:
+    """As far as is known, no row of the table is of others, or would take rows of others with it."""
+    others = _pipelines_of(connection, table) - {declaration.name}
+    if others:
+        other = min(others)
+        raise declaration.wrong(
+            f"the table {table.shown} is written by {', '.join(sorted(others))} too", *declaration.path_of(sink),
+            why=f"a full refresh of {declaration.name} would remove rows that it cannot make again",
+            hint="a table of its own for each pipeline; if that one is gone: "
+            f"delete from {table.schema}.{MARKS} where starts_with(writer, 'headrace/{other}/')",
+        )  # fmt: skip
+    if not may_delete(connection, table):
+        raise declaration.wrong(
+            f"{connection.info.user} may not delete rows of {table.shown}", *declaration.path_of(sink),
+            why="a full refresh removes rows and makes them again",
+            hint=f"grant delete on {table.shown} to {connection.info.user}",
+        )  # fmt: skip
+    if tables := referring(connection, table):
+        raise declaration.wrong(
+            f"rows of {table.shown} are referred to by {', '.join(tables)}", *declaration.path_of(sink),
+            why="a full refresh removes rows and makes them again; foreign keys forbid that, or remove rows there, too",
+            hint="drop the foreign key and make it again behind the refresh",
+        )  # fmt: skip
+
+
+def _pipelines_of(connection: Connection, table: Table) -> set[str]:
+    """The pipelines that have written to the table, by the marks of their batches: headrace/PIPELINE/ID/EPOCH/TABLE."""
+    marks = look_up(connection, f"{table.schema}.{MARKS}")
+    if not marks.columns:
+        return set()
+    text = statement("select writer from {marks} where batch >= 0", marks=identifier(marks.schema, marks.name))
+    writers = [writer.split("/", 4) for (writer,) in connection.execute(text)]
+    return {parts[1] for parts in writers if parts[4:] == [table.shown]}
+
+
+def _name_before(table: Table, at: str) -> str:
+    ending = f"_before_{at}"
+    return table.name.encode()[: _NAME_BYTES - len(ending)].decode(errors="ignore") + ending
+
+
+def _move_aside(connection: Connection, table: Table, before: str) -> None:
+    """All rows are in a new table: this one keeps what it is known by, its indexes and rights."""
+    names = {"table": identifier(table.schema, table.name), "before": identifier(table.schema, before)}
+    with connection.transaction():
+        for text in (
+            f"set local lock_timeout = '{_LOCK_TIMEOUT}'",
+            "lock table {table} in share row exclusive mode",
+            "create table {before} as table {table}",
+            "delete from {table}",
+        ):
+            connection.execute(statement(text, **names))
 
 
 # -- a batch -----------------------------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ _ONLY_HERE = {"passfile", "service", "servicefile"}
 #: The server stops or starts, has no connection left, or has chosen our transaction to end a deadlock.
 _AWAY = {"57P01", "57P02", "57P03", "53300", "40001", "40P01"}
 _LOCKED, _DISK_FULL = "55P03", "53100"
+#: What a statement that is refused leaves behind, unless it says something else.
+_BATCH = ("the batch", "nothing of the batch is in the table; it is written at the next start")
 _LOGIN_HINT = 'password_file = "FILE" in the sink, or ~/.pgpass, PGPASSFILE, PGPASSWORD, as for psql'
 
 
@@ -67,9 +69,9 @@ class Database:
         return connect(self.settings, self.shown)
 
     @contextmanager
-    def errors(self) -> Iterator[None]:
-        """What PostgreSQL says, as an error of headrace."""
-        with translated(self.shown):
+    def errors(self, what: str = _BATCH[0], left: str = _BATCH[1]) -> Iterator[None]:
+        """What PostgreSQL says, as an error of headrace: `what` it refuses, and what is `left` then."""
+        with translated(self.shown, what, left):
             yield
 
 
@@ -116,17 +118,17 @@ def settings_of(connection: Connection) -> dict[str, str]:
 
 
 @contextmanager
-def translated(shown: str) -> Iterator[None]:
+def translated(shown: str, what: str = _BATCH[0], left: str = _BATCH[1]) -> Iterator[None]:
     """What PostgreSQL says to a statement, as an error of headrace."""
     import psycopg
 
     try:
         yield
     except psycopg.Error as error:
-        raise _translated(error, shown) from None
+        raise _translated(error, shown, what, left) from None
 
 
-def _translated(error: psycopg.Error, shown: str) -> HeadraceError:
+def _translated(error: psycopg.Error, shown: str, what: str, left: str) -> HeadraceError:
     import psycopg
 
     state, said = error.sqlstate or "", _one_line(error)
@@ -135,10 +137,9 @@ def _translated(error: psycopg.Error, shown: str) -> HeadraceError:
         return Unreachable(f"{shown} broke off", why=said)
     if state == _LOCKED:
         return Unreachable(f"{shown}: another session has locked the table", why=said)
-    again = "nothing of the batch is in the table; it is written at the next start"
     if state == _DISK_FULL:
-        return Failed(f"the disk of {shown} is full", why=said, hint=f"make room there, then start again: {again}")
-    return Failed(f"{shown} refuses the batch", why=f"{said}; {again}", hint="correct the table, or the declaration")
+        return Failed(f"the disk of {shown} is full", why=said, hint=f"make room there, then start again: {left}")
+    return Failed(f"{shown} refuses {what}", why=f"{said}; {left}", hint="correct the table, or the declaration")
 
 
 def _one_line(error: psycopg.Error) -> str:
@@ -207,6 +208,10 @@ select array(select a.attname::text from unnest((i.indkey::int2[])[0:i.indnkeyat
 from pg_index i
 where i.indrelid = %s and i.indisunique and i.indisvalid and i.indimmediate and i.indpred is null and i.indexprs is null
 """
+_REFERRING = """
+select distinct conrelid::regclass::text from pg_constraint
+where confrelid = to_regclass(%s) and contype = 'f' and conrelid <> confrelid
+"""
 
 
 def look_up(connection: Connection, name: str) -> Table:
@@ -223,6 +228,25 @@ def look_up(connection: Connection, name: str) -> Table:
     columns = {row[0]: TableColumn(*row[1:]) for row in connection.execute(_COLUMNS, (oid,))}
     unique = frozenset(frozenset(row[0]) for row in connection.execute(_UNIQUE, (oid,)))
     return Table(schema, table, columns, unique, kind)
+
+
+def referring(connection: Connection, table: Table) -> list[str]:
+    """The tables whose rows refer to rows of this one."""
+    found = connection.execute(_REFERRING, (identifier(table.schema, table.name).as_string(connection),))
+    return [name for (name,) in found]
+
+
+def may_delete(connection: Connection, table: Table) -> bool:
+    """Whether the user of the connection has the right to delete rows of it."""
+    name = identifier(table.schema, table.name).as_string(connection)
+    found = connection.execute("select has_table_privilege(%s, 'DELETE')", (name,)).fetchone()
+    return bool(found and found[0])
+
+
+def has_rows(connection: Connection, table: Table) -> bool:
+    """Whether the table is there and has a row."""
+    some = statement("select 1 from {table} limit 1", table=identifier(table.schema, table.name))
+    return bool(table.columns) and connection.execute(some).fetchone() is not None
 
 
 def encoding_of(connection: Connection) -> str:

@@ -119,6 +119,19 @@ class SinkWriter(ABC):
         """Called where a kind can do that: of the keys (distinct, of some columns), the sink holds these rows alone."""
         raise NotImplementedError(f"a {sink.kind} cannot replace rows")
 
+    def plan_empty(self, declaration: Declaration, sink: Sink) -> str | None:  # noqa: ARG002
+        """Called before a full refresh is agreed to: what `empty` would do. Raises if it must not be done.
+
+        None: the kind cannot empty its sinks, so what is in them stays.
+        """
+        return None
+
+    def empty(self, declaration: Declaration, sink: Sink, note: Callable[[str], None]) -> None:  # noqa: B027
+        """Called for a full refresh: the sink has no rows. Where they are now (`in …`) is noted before they go.
+
+        A refresh that was cut off is repeated, so it may be called for a sink that is empty already.
+        """
+
 
 def writer_of(kind: str) -> SinkWriter:
     """The writer of that kind of sinks."""
