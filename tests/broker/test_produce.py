@@ -189,8 +189,10 @@ def test_the_reason_of_failed_deliveries_is_what_the_broker_refused_them_for(
     topic, other_topic = headrace_topic(replication=3, min_insync_replicas=3), headrace_topic(replication=3)
     headrace_faults.kill("broker-3")
     with Kafka(headrace_faults) as admin:
-        for name in (topic, other_topic):
-            eventually(lambda name=name: set(admin.topic(name).partitions[0].isr) == {1, 2}, 60)
+        in_sync = {1, 2}
+        eventually(
+            lambda: all(set(t.partitions[0].isr) == in_sync for t in admin.require_topics([topic, other_topic])), 60
+        )
     (run.folder / "in.txt").write_text("one\ntwo\n" + "x" * 2_000_000 + "\nthree\n")
     where = ("--bootstrap", headrace_faults.bootstrap)
     done = run("produce", topic, "in.txt", *where, "--set", "message.timeout.ms=3000")

@@ -52,7 +52,7 @@ key = "route"
 """
 
 SPEEDS = [{"trip": trip % 9, "speed": trip} for trip in range(60)]
-STOPS = [{"trip": trip, "route": "ABC"[trip % 3]} for trip in range(8)]
+STOPS: list[dict[str, Any]] = [{"trip": trip, "route": "ABC"[trip % 3]} for trip in range(8)]
 
 
 def by_route(speeds: list[dict[str, Any]], stops: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
