@@ -205,6 +205,49 @@ def test_what_cannot_be_a_change_is_a_dead_letter(shop: Workshop, headrace_topic
     assert (sink.applied, sink.deleted, sink.superseded) == (1, 1, 0)
 
 
+_JUDGED = """
+[pipelines.p]
+from = "<topic>"
+decode = { debezium = "id long, city string, points int" }
+expect = { "points are counted" = "points > 0", "city is known" = { rule = "city is not null", action = "fail" } }
+lookup = [{ table = "zones.csv", schema = "city string, zone int", on = "city", select = { zone = "zone" }, unmatched = "dead" }]
+into = { delta = "judged", changes = { key = "id", sequence = "ts_ms" } }
+[pipelines.plain]
+from = "<plain>"
+decode = { json = "id int, at int, amount int, gone boolean" }
+expect = { "an amount" = "amount > 0" }
+into = { delta = "plain", changes = { key = "id", sequence = "at", delete_when = "gone" } }
+"""
+
+
+def _event(op: str, at: int, **row: Any) -> Event:
+    return {"before" if op == "d" else "after": row, "op": op, "ts_ms": at, "source": {"lsn": at}}
+
+
+def test_rules_and_lookups_do_not_judge_deletes(shop: Workshop, headrace_topic: Topic) -> None:
+    """A delete has its key, and of the other columns whatever the database logs: PostgreSQL nothing."""
+    topic, plain = headrace_topic(), headrace_topic()
+    (shop.folder / "zones.csv").write_text("city,zone\nOslo,1\n")
+    shop.declare(_JUDGED, topic=topic, plain=plain)
+    send(shop.cluster, topic, [
+        _event("c", 1, id=1, city="Oslo", points=5), _event("c", 2, id=2, city="Oslo", points=-5),
+        _event("c", 3, id=3, city="Bonn", points=5), _event("c", 4, id=4, city="Oslo", points=7),
+        _event("d", 5, id=1), None, _event("d", 6, id=9, city="Bonn", points=-1),
+    ])  # fmt: skip
+    report = shop.run()
+    assert totals(report) == {"written": 4, "dead": 2, "filtered": 1}
+    assert {row["rule"] for row in shop.dead()} == {"points are counted", "lookup zones"}
+    assert [(row["id"], row["zone"]) for row in shop.rows("judged")] == [(4, 1)]
+    sink = report.sinks[0]
+    assert (sink.applied, sink.deleted, sink.superseded) == (1, 2, 1)
+
+    changes_of = [{"id": 1, "at": 1, "amount": 1}, {"id": 1, "at": 2, "gone": True}, {"id": 2, "at": 3}, None]
+    send(shop.cluster, plain, changes_of)
+    assert totals(shop.run("plain")) == {"written": 2, "dead": 2}  # a null is not a row that says it deletes
+    assert shop.rows("plain") == []
+    assert {row["rule"] for row in shop.dead("plain")} == {"an amount", "decode"}
+
+
 def test_a_table_that_cannot_take_changes_is_left_as_it_is(shop: Workshop, headrace_topic: Topic) -> None:
     topic, table = headrace_topic(), str(shop.folder / "t")
     shop.declare(_PLAIN, topic=topic)
