@@ -175,6 +175,42 @@ def test_a_batch_that_was_cut_off_is_repeated_with_the_same_outcomes(
     assert history.superseded == 80 - sum(map(len, new.values()))
 
 
+_TIED = """
+[pipelines.p]
+from = "<topic>"
+decode = { json = "id int, at int, n int, gone boolean" }
+[[pipelines.p.into]]
+delta = "latest"
+changes = { key = "id", sequence = "at", delete_when = "gone" }
+[[pipelines.p.into]]
+delta = "history"
+changes = { key = "id", sequence = "at", delete_when = "gone", history = true }
+[[pipelines.p.into]]
+delta = "both"
+changes = { key = "id", sequence = ["at", "n"], delete_when = "gone", history = true }
+"""
+
+
+def test_of_changes_with_one_sequence_the_later_record_holds(shop: Workshop, headrace_topic: Topic) -> None:
+    """Whether they come in one batch or in two; the others are superseded. A second column keeps all of them."""
+    topic = headrace_topic(partitions=3)
+    shop.declare(_TIED, topic=topic)
+    tied = [{"id": 1, "at": 7, "n": n} for n in (5, 9, 2)]
+    send(shop.cluster, topic, [*tied, {"id": 2, "at": 7, "n": 1}, {"id": 2, "at": 7, "n": 2, "gone": True}], key="k")
+    report = shop.run()
+    assert [(sink.applied, sink.deleted, sink.superseded) for sink in report.sinks] == [(1, 1, 3), (1, 1, 3), (4, 1, 0)]
+    assert [(row["id"], row["n"]) for row in shop.rows("latest")] == [(1, 2)]
+    assert [(row["n"], row["valid_from"], row["current"]) for row in shop.rows("history")] == [(2, 7, True)]
+    versions = sorted((row["id"], row["n"], row["valid_to"]) for row in shop.rows("both"))
+    assert versions == [(1, 2, 7), (1, 5, 7), (1, 9, None), (2, 1, 7)]
+    # Later ones replace what is in the table, or bring back what was deleted.
+    send(shop.cluster, topic, [{"id": 1, "at": 7, "n": 4}, {"id": 2, "at": 7, "n": 3}], key="k")
+    report = shop.run()
+    assert [(sink.applied, sink.deleted, sink.superseded) for sink in report.sinks] == [(2, 0, 0)] * 3
+    for table in ("latest", "history"):
+        assert sorted((row["id"], row["n"]) for row in shop.rows(table)) == [(1, 4), (2, 3)]
+
+
 _PLAIN = """
 [pipelines.p]
 from = "<topic>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -147,6 +148,7 @@ def _check_shared(declaration: Declaration, written: _Columns, columns_of: Calla
         except Exception:  # Python of its own may raise anything
             theirs = {}  # it cannot run as it is, or not here; before it does, it compares them itself
         for place, sink in shared.items():
+            _check_one_writer(declaration, _tables(declaration)[place], other, sink)
             difference = _difference(_tables(declaration)[place], sink, written[place], theirs.get(place))
             if difference:
                 raise _clash(declaration, place, other, difference)
@@ -187,13 +189,22 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(inner)
 
 
+def _check_one_writer(declaration: Declaration, ours: Sink, other: Declaration, theirs: Sink) -> None:
+    """A table of changes has one writer: it compares a batch with the table, which must not change meanwhile."""
+    if ours.changes or theirs.changes:
+        raise declaration.wrong(
+            f"pipeline {other.name} writes the table {ours.target} too", *declaration.path_of(ours),
+            why="changes by key are compared with the rows that are there; "
+            "two that do so at once would each miss what the other writes",
+            hint=f"one pipeline of both: from = {json.dumps([*declaration.topics, *other.topics])}; or a table for each",
+        )  # fmt: skip
+
+
 def _difference(ours: Sink, theirs: Sink, mine: StructType | None, other: StructType | None) -> str:
     if ours.kind != theirs.kind:
         return f"as {theirs.kind}, not {ours.kind}"
     if ours.partition_by != theirs.partition_by:
         return f"partitioned by {', '.join(theirs.partition_by) or 'nothing'}"
-    if ours.changes != theirs.changes:
-        return "only one of them by key, or by another one"
     if mine is None or other is None:
         return ""
     here, there = (
