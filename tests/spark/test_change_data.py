@@ -246,7 +246,7 @@ _JUDGED = """
 from = "<topic>"
 decode = { debezium = "id long, city string, points int" }
 expect = { "points are counted" = "points > 0", "city is known" = { rule = "city is not null", action = "fail" } }
-lookup = [{ table = "zones.csv", schema = "city string, zone int", on = "city", select = { zone = "zone" }, unmatched = "dead" }]
+lookup = { table = "zones.csv", on = "city", select = { zone = "zone" }, unmatched = "dead" }
 into = { delta = "judged", changes = { key = "id", sequence = "ts_ms" } }
 [pipelines.plain]
 from = "<plain>"

@@ -192,11 +192,12 @@ def _texts(value: object) -> Iterator[str]:
 def _check_one_writer(declaration: Declaration, ours: Sink, other: Declaration, theirs: Sink) -> None:
     """A table of changes has one writer: it compares a batch with the table, which must not change meanwhile."""
     if ours.changes or theirs.changes:
+        both = json.dumps([*declaration.topics, *other.topics])
         raise declaration.wrong(
             f"pipeline {other.name} writes the table {ours.target} too", *declaration.path_of(ours),
             why="changes by key are compared with the rows that are there; "
             "two that do so at once would each miss what the other writes",
-            hint=f"one pipeline of both: from = {json.dumps([*declaration.topics, *other.topics])}; or a table for each",
+            hint=f"one pipeline of both: from = {both}; or a table for each",
         )  # fmt: skip
 
 
