@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from headrace.config import read_document
-from headrace.errors import HeadraceError
+from headrace.errors import Failed, HeadraceError, Unreachable
 from headrace.pipeline.declare.declaration import Declaration, Keys, Sink, Trigger
 from headrace.pipeline.declare.reading import read
 from headrace.pipeline.spark import aggregate, change_data, source
@@ -106,6 +106,16 @@ def _check_sink(declaration: Declaration, sink: Sink, rows: DataFrame) -> Struct
     with errors_at(declaration, *at, "key"):
         sinks.writer_of(sink.kind).check(sink, given)
     return sinks.without_identity(given).schema
+
+
+def unasked(declaration: Declaration) -> Iterator[str]:
+    """Of sinks that could not be asked: what is not known without them, and why."""
+    for sink in declaration.sinks:
+        try:
+            sinks.writer_of(sink.kind).require(declaration, sink)
+        except (Unreachable, Failed) as error:
+            at, why = declaration.place(*declaration.path_of(sink)), f": {error.why}" if error.why else ""
+            yield f"{at}: whether {sink.name} can take the rows is not known: {error.problem}{why}"
 
 
 def _check_row_counts(classifier: Classifier, trigger: Trigger) -> None:
