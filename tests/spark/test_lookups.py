@@ -403,7 +403,7 @@ into = { delta = "t" }
 
     with monkeypatch.context() as changed:
         changed.setattr(DataFrameWriter, "parquet", elsewhere)
-        with pytest.raises(Failed, match="the rows of names.csv were stored, and are not there to be read") as caught:
+        with pytest.raises(Failed, match=r"the rows of names\.csv were stored, and are not there") as caught:
             shop.run()
     assert "--home" in str(caught.value.hint)
     assert totals(shop.run()) == {"written": 1}
