@@ -189,7 +189,7 @@ into = { delta = "u" }
     (tmp_path / "headrace.toml").write_text(text)
     made = {"op": "c", "after": {"id": 1, "op": "x", "city": "Oslo"}, "ts_ms": 5, "source": {"lsn": 7}}
     gone = {"op": "d", "before": {"id": 1}, "after": None, "ts_ms": 6, "source": {"lsn": 8}}
-    sent = {
+    sent: dict[str, list[Any]] = {
         "right": [{"id": 1, "stop": "a"}], "zones": [{"id": 1, "zone": "b"}],
         "changes": [made, {"schema": {"type": "struct"}, "payload": gone}, None, {"op": "t"}, {"id": 3}],
     }  # fmt: skip
