@@ -28,7 +28,7 @@ _JSON_FORMATS = ("array", "pretty", "ndjson", "concatenated", "strings")
 
 @cli.group()
 def sample() -> None:
-    """Make example data: buses, stops, taxi rides, zones, customers, changes, iris.
+    """Make example data: buses, taxi rides, zones, customers, iris.
 
     All data are synthetic and resemble real files; the same seed gives the same bytes. Memory use is constant, whatever
     the number of records.
