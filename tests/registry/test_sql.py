@@ -134,3 +134,26 @@ def test_a_declared_subject(cluster: Cluster, registry: Registry, topic: str, ki
     )
     (row,) = headrace.sql(f'select * from topic."{topic}"', cluster, home=tmp_path).rows()
     assert (row["id"], row["at"], "fare" in row) == (1, _MOMENT, False)
+
+
+def test_events_of_debezium(cluster: Cluster, registry: Registry, topic: str, tmp_path: Any) -> None:
+    """A pipeline says that they are: their columns are those of the row, then what the event says of the change."""
+    names = [{"name": "id", "type": "long"}, {"name": "city", "type": ["null", "string"], "default": None}]
+    value = {"type": "record", "name": "Value", "fields": names}
+    source = {"type": "record", "name": "Source", "fields": [{"name": "lsn", "type": ["null", "long"]}]}
+    parts: list[Any] = [
+        {"name": "before", "type": ["null", value]}, {"name": "after", "type": ["null", "Value"]},
+        {"name": "source", "type": source}, {"name": "op", "type": "string"}, {"name": "ts_ms", "type": "long"},
+    ]  # fmt: skip
+    about = {"source": {"lsn": 7}, "ts_ms": 5}
+    made = {"before": None, "after": {"id": 1, "city": "Oslo"}, "op": "c", **about}
+    gone = {"before": {"id": 1, "city": None}, "after": None, "op": "d", **about}
+    send(cluster, registry, topic, avro(parts), "AVRO", [made, gone, {**gone, "op": "t"}])
+    (tmp_path / "headrace.toml").write_text(
+        f'[pipelines.p]\nfrom = "{topic}"\ndecode = "debezium"\ninto = {{ delta = "t" }}\n'
+    )
+    query = f'select id, city, op, ts_ms, lsn from topic."{topic}" order by "offset"'
+    result = headrace.sql(query, cluster, home=tmp_path)
+    rows = [tuple(row.values()) for row in result.rows()]
+    assert rows == [(1, "Oslo", "c", 5, 7), (1, None, "d", 5, 7), (None, None, None, None, None)]
+    assert "1 record " in result.notes[0]

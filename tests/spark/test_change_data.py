@@ -175,6 +175,42 @@ def test_a_batch_that_was_cut_off_is_repeated_with_the_same_outcomes(
     assert history.superseded == 80 - sum(map(len, new.values()))
 
 
+_TIED = """
+[pipelines.p]
+from = "<topic>"
+decode = { json = "id int, at int, n int, gone boolean" }
+[[pipelines.p.into]]
+delta = "latest"
+changes = { key = "id", sequence = "at", delete_when = "gone" }
+[[pipelines.p.into]]
+delta = "history"
+changes = { key = "id", sequence = "at", delete_when = "gone", history = true }
+[[pipelines.p.into]]
+delta = "both"
+changes = { key = "id", sequence = ["at", "n"], delete_when = "gone", history = true }
+"""
+
+
+def test_of_changes_with_one_sequence_the_later_record_holds(shop: Workshop, headrace_topic: Topic) -> None:
+    """Whether they come in one batch or in two; the others are superseded. A second column keeps all of them."""
+    topic = headrace_topic(partitions=3)
+    shop.declare(_TIED, topic=topic)
+    tied = [{"id": 1, "at": 7, "n": n} for n in (5, 9, 2)]
+    send(shop.cluster, topic, [*tied, {"id": 2, "at": 7, "n": 1}, {"id": 2, "at": 7, "n": 2, "gone": True}], key="k")
+    report = shop.run()
+    assert [(sink.applied, sink.deleted, sink.superseded) for sink in report.sinks] == [(1, 1, 3), (1, 1, 3), (4, 1, 0)]
+    assert [(row["id"], row["n"]) for row in shop.rows("latest")] == [(1, 2)]
+    assert [(row["n"], row["valid_from"], row["current"]) for row in shop.rows("history")] == [(2, 7, True)]
+    versions = sorted((row["id"], row["n"], row["valid_to"]) for row in shop.rows("both"))
+    assert versions == [(1, 2, 7), (1, 5, 7), (1, 9, None), (2, 1, 7)]
+    # Later ones replace what is in the table, or bring back what was deleted.
+    send(shop.cluster, topic, [{"id": 1, "at": 7, "n": 4}, {"id": 2, "at": 7, "n": 3}], key="k")
+    report = shop.run()
+    assert [(sink.applied, sink.deleted, sink.superseded) for sink in report.sinks] == [(2, 0, 0)] * 3
+    for table in ("latest", "history"):
+        assert sorted((row["id"], row["n"]) for row in shop.rows(table)) == [(1, 4), (2, 3)]
+
+
 _PLAIN = """
 [pipelines.p]
 from = "<topic>"
@@ -203,6 +239,49 @@ def test_what_cannot_be_a_change_is_a_dead_letter(shop: Workshop, headrace_topic
     assert [(row["id"], row["n"]) for row in shop.rows("t")] == [(1, 1)]
     sink = report.sinks[0]
     assert (sink.applied, sink.deleted, sink.superseded) == (1, 1, 0)
+
+
+_JUDGED = """
+[pipelines.p]
+from = "<topic>"
+decode = { debezium = "id long, city string, points int" }
+expect = { "points are counted" = "points > 0", "city is known" = { rule = "city is not null", action = "fail" } }
+lookup = { table = "zones.csv", on = "city", select = { zone = "zone" }, unmatched = "dead" }
+into = { delta = "judged", changes = { key = "id", sequence = "ts_ms" } }
+[pipelines.plain]
+from = "<plain>"
+decode = { json = "id int, at int, amount int, gone boolean" }
+expect = { "an amount" = "amount > 0" }
+into = { delta = "plain", changes = { key = "id", sequence = "at", delete_when = "gone" } }
+"""
+
+
+def _event(op: str, at: int, **row: Any) -> Event:
+    return {"before" if op == "d" else "after": row, "op": op, "ts_ms": at, "source": {"lsn": at}}
+
+
+def test_rules_and_lookups_do_not_judge_deletes(shop: Workshop, headrace_topic: Topic) -> None:
+    """A delete has its key, and of the other columns whatever the database logs: PostgreSQL nothing."""
+    topic, plain = headrace_topic(), headrace_topic()
+    (shop.folder / "zones.csv").write_text("city,zone\nOslo,1\n")
+    shop.declare(_JUDGED, topic=topic, plain=plain)
+    send(shop.cluster, topic, [
+        _event("c", 1, id=1, city="Oslo", points=5), _event("c", 2, id=2, city="Oslo", points=-5),
+        _event("c", 3, id=3, city="Bonn", points=5), _event("c", 4, id=4, city="Oslo", points=7),
+        _event("d", 5, id=1), None, _event("d", 6, id=9, city="Bonn", points=-1),
+    ])  # fmt: skip
+    report = shop.run()
+    assert totals(report) == {"written": 4, "dead": 2, "filtered": 1}
+    assert {row["rule"] for row in shop.dead()} == {"points are counted", "lookup zones"}
+    assert [(row["id"], row["zone"]) for row in shop.rows("judged")] == [(4, 1)]
+    sink = report.sinks[0]
+    assert (sink.applied, sink.deleted, sink.superseded) == (1, 2, 1)
+
+    changes_of = [{"id": 1, "at": 1, "amount": 1}, {"id": 1, "at": 2, "gone": True}, {"id": 2, "at": 3}, None]
+    send(shop.cluster, plain, changes_of)
+    assert totals(shop.run("plain")) == {"written": 2, "dead": 2}  # a null is not a row that says it deletes
+    assert shop.rows("plain") == []
+    assert {row["rule"] for row in shop.dead("plain")} == {"an amount", "decode"}
 
 
 def test_a_table_that_cannot_take_changes_is_left_as_it_is(shop: Workshop, headrace_topic: Topic) -> None:

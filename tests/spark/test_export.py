@@ -138,6 +138,31 @@ aggregate = { by = ["shop"], values = { total = "sum(amount)", mean = "avg(doubl
     assert set(sent) == set(ours)
 
 
+def test_secrets_stay_out_of_the_job(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.declare("""
+[pipelines.p]
+from  = "any"
+into  = { delta = "tables/rows" }
+spark = { "spark.hadoop.fs.s3a.secret.key" = "mine 1" }
+[pipelines.p.kafka]
+"ssl.truststore.location" = "/etc/trust.jks"
+"ssl.truststore.password" = "mine 2"
+"sasl.jaas.config"        = "org.Login required password='mine 3';"
+""")
+    job = shop.pipeline().export(shop.folder / "jobs", shop.spark).read_text()
+    variables = ("SPARK_HADOOP_FS_S3A_SECRET_KEY", "KAFKA_SSL_TRUSTSTORE_PASSWORD", "KAFKA_SASL_JAAS_CONFIG")
+    assert "mine" not in job
+    assert f"Secrets:       not in this file; set {', '.join(variables)}\n" in job
+    for name in variables:
+        monkeypatch.setenv(name, f"value of {name}")
+    code: dict[str, Any] = {"__name__": "job"}
+    exec(compile(job, "job", "exec"), code)  # noqa: S102 - what was just written
+    assert code["SETTINGS"]["spark.hadoop.fs.s3a.secret.key"] == f"value of {variables[0]}"
+    assert code["SOURCE"]["kafka.ssl.truststore.password"] == f"value of {variables[1]}"
+    assert code["SOURCE"]["kafka.sasl.jaas.config"] == f"value of {variables[2]}"
+    assert code["SOURCE"]["kafka.ssl.truststore.location"] == "/etc/trust.jks"
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -145,6 +170,8 @@ aggregate = { by = ["shop"], values = { total = "sum(amount)", mean = "avg(doubl
         ('select = { b = "explode(split(a, \\",\\"))" }', "explode keeps a record together"),
         ('trigger = "realtime"\ndead_letters = "dead"\ninto = { topic = "out" }', "realtime"),
         ('decode = { avro = "s" }', "avro of a registry"),
+        ('decode = { debezium = "id int, n int" }', "decode debezium\n"),
+        ('decode = { json = "id int" }\ninto = { delta = "t", changes = { key = "id" } }', "changes of a delta is"),
     ],
 )
 def test_what_cannot_be_said_is_refused(shop: Workshop, more: str, said: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import DataFrameWriter
 
 from headrace.cluster import Cluster
 from headrace.errors import ConfigError, Failed
@@ -375,3 +376,35 @@ def test_a_record_that_cannot_be_looked_up_stops_the_run(shop: Workshop, headrac
     keyed(shop, names, {"b": None, "a": {"zone": 2, "name": "two"}})
     assert totals(shop.run()) == {"written": 1, "dead": 2}
     assert [(row["id"], row["name"]) for row in shop.rows("tables/rides")] == [(2, "two")]
+
+
+def test_rows_that_executors_stored_on_other_disks_are_missed(
+    shop: Workshop, headrace_topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a Spark cluster whose machines do not share the home: the folder is there, and no file is in it."""
+    topic, stored = headrace_topic(), DataFrameWriter.parquet
+    (shop.folder / "names.csv").write_text("id,name\n1,one\n")
+    shop.declare(
+        """
+[pipelines.p]
+from = "<topic>"
+decode = { json = "id int" }
+lookup = { table = "names.csv", on = "id", select = { name = "name" } }
+into = { delta = "t" }
+""",
+        topic=topic,
+    )
+    send(shop.cluster, topic, [{"id": 1}])
+
+    def elsewhere(writer: Any, path: str, *more: Any) -> None:
+        stored(writer, path, *more)
+        for part in Path(path).glob("part-*"):
+            part.unlink()
+
+    with monkeypatch.context() as changed:
+        changed.setattr(DataFrameWriter, "parquet", elsewhere)
+        with pytest.raises(Failed, match=r"the rows of names\.csv were stored, and are not there") as caught:
+            shop.run()
+    assert "--home" in str(caught.value.hint)
+    assert totals(shop.run()) == {"written": 1}
+    assert [row["name"] for row in shop.rows("t")] == ["one"]

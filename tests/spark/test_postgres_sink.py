@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -228,11 +229,40 @@ def test_mistakes_are_found_before_anything_runs(
         shop.run()
     away = replace(shop.pipeline().declaration.sinks[0], database="postgresql://nobody@127.0.0.1:1/none")
     shop.declare(shop.file.read_text().replace(postgres.url(), away.database))
-    assert [name for name, _ in shop.pipeline().explain(shop.spark)] == ["decode", "select"], "without a database"
+    said: list[str] = []
+    listening: Any = SimpleNamespace(say=said.append)
+    steps = shop.pipeline().explain(shop.spark, progress=listening)
+    assert [name for name, _ in steps] == ["decode", "select"], "without a database"
+    text = shop.file.read_text().replace(away.database, postgres.url())
+    shop.declare(text.replace("password_file", "# password_file"))
+    assert len(shop.pipeline().explain(shop.spark, progress=listening)) == 2, "without its password"
+    unknown = f"headrace.toml, line 4: whether {table} can take the rows is not known: PostgreSQL at "
+    assert [line.startswith(unknown) for line in said] == [True, True]
+    assert ("does not answer" in said[0], "refuses the connection" in said[1]) == (True, True)
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(SetupError, match=r"line 4: a postgres sink needs psycopg") as caught:
         shop.run()
     assert caught.value.hint == "pip install 'headrace[postgres]'"
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("sslmode=bogus", 'invalid sslmode value: "bogus"'),
+        ("connect_timeout=abc", "bad value for connect_timeout: 'abc'"),
+        ("keepalives_idle=soon", 'invalid integer value "soon" for connection option "keepalives_idle"'),
+    ],
+)
+def test_a_wrong_setting_of_the_address_is_not_waited_for(setting: str, said: str) -> None:
+    sink = Sink("postgres", "t", database=f"postgresql://me@127.0.0.1:1/db?{setting}", keys=("id",))
+    declaration = Declaration("p", ("t",), (sink,))
+    for step in (
+        lambda: PostgresWriter().limits(declaration, sink, _COLUMNS, asked=False),
+        lambda: PostgresWriter().require(declaration, sink),
+    ):
+        with pytest.raises(ConfigError, match=r"p, into\.0\.postgres: the address of the .* cannot be") as caught:
+            step()
+        assert said in str(caught.value.why)
 
 
 # -- the password ------------------------------------------------------------------------------------------------------

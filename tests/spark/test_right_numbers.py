@@ -90,6 +90,12 @@ into = [{ topic = "c" }, { delta = "./t/shared/" }]
 """
 
 
+_ONE_WRITER = (
+    "changes by key are compared with the rows that are there; two that do so at once would each miss what the "
+    "other writes"
+)
+
+
 def test_pipelines_that_write_one_table_agree_on_its_columns(shop: Workshop) -> None:
     def explain(old: str = "", new: str = "") -> None:
         shop.declare(_TWO.replace(old, new))
@@ -101,7 +107,8 @@ def test_pipelines_that_write_one_table_agree_on_its_columns(shop: Workshop) -> 
         ("timestamp, n int", "timestamp", "only here: n int"),
         ('{ delta = "./', '{ parquet = "./', "as parquet, not delta"),
         ('./t/shared/"', './t/shared/", partition_by = "n"', "partitioned by n"),
-        ('./t/shared/"', './t/shared/", upsert = { key = "n" }', "only one of them by key, or by another one"),
+        ('./t/shared/"', './t/shared/", upsert = { key = "n" }', _ONE_WRITER),
+        ("{ delta", '{ changes = { key = "n", sequence = "at" }, delta', _ONE_WRITER),
         ('{ delta = "./t/shared/" }]', ']\ndead_letters = { table = "t/shared" }', "its dead letters go there"),
     ):
         with pytest.raises(ConfigError, match="line 5: pipeline q writes the table t/shared too") as told:

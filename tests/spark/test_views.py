@@ -273,6 +273,39 @@ def test_bad_keys_and_changed_columns_change_nothing(spark: SparkSession, tmp_pa
     assert len(rows_of(spark, other)) == 5
 
 
+def test_a_table_that_a_view_did_not_write_is_not_replaced_unasked(spark: SparkSession, tmp_path: Path) -> None:
+    tables = Tables(spark, tmp_path)
+    folder = tmp_path / "theirs"
+    spark.range(3).write.format("delta").save(str(folder))
+    view = View("v", "select * from stops", ("trip",), str(folder))
+    with pytest.raises(ConfigError, match=r"the view v did not write the table that is at .*theirs\n") as caught:
+        update_view(spark, view, tables.paths)
+    assert "refresh v --full" in str(caught.value.hint)
+    assert len(rows_of(spark, view)) == 3
+    assert update_view(spark, view, tables.paths, full=True).rows_written == 60
+    assert update_view(spark, view, tables.paths).why == "up to date"
+
+
+def test_deletions_that_vacuum_has_removed_mean_a_full_computation(spark: SparkSession, tmp_path: Path) -> None:
+    """Of a file with deleted rows the next deletion writes another vector: VACUUM removes the old one, not the file."""
+    tables = Tables(spark, tmp_path)
+    view = View("v", "select * from stops", ("trip",), str(tmp_path / "v"))
+    update_view(spark, view, tables.paths)
+    tables.change("stops", "alter table", "set tblproperties ('delta.enableDeletionVectors' = 'true')")
+    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    for trip in (7, 8):
+        tables.remove_stop(trip)
+        made = update_view(spark, view, tables.paths)
+        tables.change("stops", "vacuum", "retain 0 hours")
+    assert made.mode == "incremental"
+    tables.remove_stop(9)
+    tables.change("stops", "vacuum", "retain 0 hours")
+    spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
+    made = update_view(spark, view, tables.paths)
+    assert (made.mode, made.why.partition(" of ")[2]) == ("full", "the table stops has been cleaned up")
+    assert ordered(rows_of(spark, view)) == ordered(tables.stops)
+
+
 @pytest.mark.parametrize("point", ["merging", "committed"])
 def test_an_update_that_is_killed_happens_once_or_never(spark: SparkSession, tmp_path: Path, point: str) -> None:
     tables = Tables(spark, tmp_path)

@@ -212,16 +212,21 @@ class Graph:
         self, spark: SparkSession | None = None, registry: Registry | str | None = None, *, progress: Progress = SILENT
     ) -> list[GraphNode]:
         """The nodes with the columns of their tables. A mistake in any of them is an error that names its line."""
+        from headrace.pipeline.spark.check import unasked
         from headrace.pipeline.spark.session import java_alive
 
         known: dict[str, StructType | None] = {}
         with self._given_or_new(spark, progress) as session, java_alive():
-            return [
+            nodes = [
                 self._explain_view(name, session, known)
                 if name in self.declared.views
                 else self._explain_pipeline(name, session, known, registry)
                 for name in self.declared.order
             ]
+        for declaration in self.declared.pipelines.values():
+            for note in unasked(declaration):
+                progress.say(note)
+        return nodes
 
     def _explain_pipeline(
         self, name: str, spark: SparkSession, known: dict[str, StructType | None], registry: Registry | str | None

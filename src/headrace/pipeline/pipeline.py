@@ -118,11 +118,15 @@ class Pipeline:
         self, spark: SparkSession | None = None, registry: Registry | str | None = None, *, progress: Progress = SILENT
     ) -> list[tuple[str, StructType]]:
         """The schema after each step. A mistake in the declaration is an error that names its line."""
+        from headrace.pipeline.spark.check import unasked
         from headrace.pipeline.spark.run import Run
         from headrace.pipeline.spark.session import java_alive
 
         with self._given_or_new(spark, progress) as session, java_alive(), self._with_registry("", registry) as used:
-            return Run(session, self.declaration, self.folder, Connection(""), used).prepare().check()
+            steps = Run(session, self.declaration, self.folder, Connection(""), used).prepare().check()
+        for note in unasked(self.declaration):
+            progress.say(note)
+        return steps
 
     def export(self, folder: Path | str, spark: SparkSession | None = None, *, progress: Progress = SILENT) -> Path:
         """A plain PySpark job that does the same without headrace is in the folder; returns its file.

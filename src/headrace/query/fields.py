@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 UNDECODED: Final = False
 Row = dict[str, Any] | None | bool
 
-_KINDS: dict[str, Kind] = {"avro": "AVRO", "json-schema": "JSON", "protobuf": "PROTOBUF"}
+_KINDS: dict[str, Kind] = {"avro": "AVRO", "json-schema": "JSON", "protobuf": "PROTOBUF", "debezium": "AVRO"}
+#: Debezium's place in the log of the database; events that have no row: of nothing known, truncates and messages.
+_PLACE, _WITHOUT_ROW = ("lsn", "file", "pos"), (None, "t", "m")
 _MISFITS = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, InvalidOperation, RecursionError)
 
 
@@ -56,12 +58,16 @@ class Decoder(Protocol):
 
 def declared_decoder(given: Decode, folder: Path, topic: str, registry: Registry | None) -> Decoder | None:
     """The decoder that a pipeline's `decode` means; None if there is nothing but bytes, or only Spark can do it."""
-    if given.format == "text":
+    if given.format == "text" or given.step is not None:
         return None
-    if given.format in {"json", "csv"} and given.step is None:
+    if given.format == "debezium":
+        return _Debezium(_framed(given, folder, topic, registry) if given.is_framed else _Json(given.envelope, {}))
+    if given.format in {"json", "csv"}:
         return (_Json if given.format == "json" else _Csv)(str(given.schema), given.options)
-    if given.format not in _KINDS or given.step is not None:
-        return None
+    return _framed(given, folder, topic, registry)
+
+
+def _framed(given: Decode, folder: Path, topic: str, registry: Registry | None) -> Decoder:
     if registry is None:
         raise UsageError("a pipeline decodes it with a schema registry, and none is known", hint="--registry URL")
     if given.reader:
@@ -165,6 +171,40 @@ class _Framed:
         bodies = [_body(value, header) for value, header in zip(values, headers, strict=True)]
         rows = self._inner.rows([body if isinstance(body, bytes) else None for body in bodies], headers)
         return [UNDECODED if body is UNDECODED else row for body, row in zip(bodies, rows, strict=True)]
+
+
+class _Debezium:
+    """The row of an event of Debezium's, and what it says of the change: the columns that a pipeline sees."""
+
+    def __init__(self, inner: Decoder) -> None:
+        import pyarrow as pa
+
+        self._inner, parts = inner, inner.schema
+        if not {"op", "after"} <= set(parts.names) or not pa.types.is_struct(parts.field("after").type):
+            raise UsageError("its schema is not that of Debezium's envelope", hint="decode = { avro = … } reads others")
+        row = list(parts.field("after").type)
+        source = list(parts.field("source").type) if "source" in parts.names else []
+        about = [parts.field(name) for name in ("op", "ts_ms") if name in parts.names]
+        place = [field for field in source if field.name in _PLACE]
+        taken = {field.name for field in row}
+        #: The columns of the event and of its source: what each is called beside those of the row.
+        self._about, self._place = (
+            {field.name: f"debezium_{field.name}" if field.name in taken else field.name for field in some}
+            for some in (about, place)
+        )
+        names = {**self._about, **self._place}
+        self.schema = pa.schema([*row, *[field.with_name(names[field.name]) for field in (*about, *place)]])
+
+    def rows(self, values: Sequence[bytes | None], headers: Sequence[bytes | None]) -> list[Row]:
+        return [self._one(event) if isinstance(event, dict) else event for event in self._inner.rows(values, headers)]
+
+    def _one(self, event: dict[str, Any]) -> Row:
+        event = event.get("payload") or event
+        row, source = event.get("before" if event.get("op") == "d" else "after"), event.get("source") or {}
+        if row is None or event.get("op") in _WITHOUT_ROW:
+            return UNDECODED
+        about = {ours: event.get(name) for name, ours in self._about.items()}
+        return {**row, **about, **{ours: source.get(name) for name, ours in self._place.items()}}
 
 
 def _body(value: bytes | None, header: bytes | None) -> bytes | bool | None:

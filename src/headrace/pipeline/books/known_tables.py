@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,10 +76,17 @@ def known_decodes(home: Home) -> dict[str, tuple[Decode, Path]]:
     for name in declared(home.config_file):
         with suppress(ConfigError):
             declaration = read(home.config_file, name)
-            for topic in declaration.topics:
+            for topic, decode in _decodes_of(declaration):
                 if topic not in found or found[topic][0].format == "text":
-                    found[topic] = (declaration.decode, declaration.folder)
+                    found[topic] = (decode, declaration.folder)
     return found
+
+
+def _decodes_of(declaration: Declaration) -> Iterator[tuple[str, Decode]]:
+    """Its topics, that of its join, those that it looks up."""
+    for side in (declaration, *([declaration.join.other] if declaration.join else [])):
+        yield from ((topic, side.decode) for topic in side.topics)
+    yield from ((lookup.target, lookup.decode) for lookup in declaration.lookups if lookup.kind == "topic")
 
 
 def tables_of(home: Home, declaration: Declaration) -> list[KnownTable]:

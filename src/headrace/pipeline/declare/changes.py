@@ -178,7 +178,12 @@ def _name(step: Callable[..., object]) -> str:
 
 
 def _properties(given: Mapping[str, str]) -> dict[str, str]:
-    return {name: _HIDDEN if _SECRET.search(name) else value for name, value in given.items()}
+    return {name: _HIDDEN if is_secret(name) else value for name, value in given.items()}
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of such a property is not to be written down."""
+    return bool(_SECRET.search(name))
 
 
 # -- what a change means -----------------------------------------------------------------------------------------------

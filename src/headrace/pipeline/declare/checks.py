@@ -172,7 +172,7 @@ def _check_changes(declaration: Declaration, sink: Sink, changes: Changes) -> No
     if changes.history and not changes.sequence:
         raise declaration.wrong(
             "a history needs a sequence", *at,
-            why="versions are valid from their sequence to the next one", hint='sequence = "ts_ms"',
+            why="versions are valid from their sequence to the next one", hint='sequence = ["ts_ms", "lsn"]',
         )  # fmt: skip
 
 

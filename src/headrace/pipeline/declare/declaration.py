@@ -37,6 +37,9 @@ Keys = tuple[str | int, ...]
 
 #: Which changes delete, as Debezium says it.
 DEBEZIUM_DELETES = "op = 'd'"
+_ENVELOPE = (
+    "before struct<{0}>, after struct<{0}>, op string, ts_ms bigint, source struct<lsn bigint, file string, pos bigint>"
+)
 #: What the columns of a window are called in tables of aggregates.
 WINDOW = ("window_start", "window_end")
 #: What the ledger calls the place of dead letters.
@@ -60,6 +63,12 @@ class Decode:
     def is_framed(self) -> bool:
         """Whether values name schemas of a registry. Debezium's do, unless fields are declared: then it is JSON."""
         return self.format in {"avro", "json-schema", "protobuf"} or (self.format == "debezium" and not self.is_ddl)
+
+    @property
+    def envelope(self) -> str:
+        """Of Debezium's JSON with declared fields: the DDL of an event, with or without the schema beside it."""
+        parts = _ENVELOPE.format(self.schema)
+        return f"{parts}, payload struct<{parts}>"
 
     @property
     def is_ddl(self) -> bool:

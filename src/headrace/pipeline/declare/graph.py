@@ -64,7 +64,7 @@ class DeclaredGraph:
     def sources(self, view: str) -> dict[str, TableNode]:
         """The tables that the view reads. One that there is not is an error with the view's line."""
         declared = self.views[view]
-        return {name: self._table(declared, name) for name in table_names(declared.sql, set(self.tables))}
+        return {name: self._table(declared, name) for name in table_names(declared.sql)}
 
     def _table(self, view: View, name: str) -> TableNode:
         found = self.tables.get(name, [])
@@ -222,8 +222,9 @@ _TOKEN = re.compile(
 )
 #: Functions with a FROM of their own: extract(year from at).
 _WITH_FROM = {"extract", "trim", "substring", "substr", "overlay", "position"}
-_ENDS_FROM = {"where", "group", "order", "having", "limit", "union", "intersect", "except", "select", "window", "view"}
+_ENDS_FROM = {"where", "by", "having", "limit", "union", "intersect", "except", "select", "window", "view"}
 _NOT_TABLES = {"values", "select", "from"}
+_BEGINS_QUERY = {"select", "with", "from", "values", "("}
 
 
 @dataclass
@@ -233,12 +234,14 @@ class _Level:
     function: str = ""
     expects_table: bool = False
     in_from: bool = False
+    #: The name of the query of WITH that it is, and the names of those that are known in it.
+    query: str = ""
+    queries: set[str] = field(default_factory=set)
 
 
-def table_names(sql: str, known: set[str]) -> list[str]:
+def table_names(sql: str) -> list[str]:
     """The tables behind FROM and JOIN, without the queries of WITH and without table functions."""
-    words = _words(sql)
-    return [name for name in dict.fromkeys(_behind_from(words)) if name not in _with_names(words) or name in known]
+    return list(dict.fromkeys(_behind_from(_words(sql))))
 
 
 def _words(sql: str) -> list[tuple[str, str]]:
@@ -249,11 +252,12 @@ def _words(sql: str) -> list[tuple[str, str]]:
 
 def _behind_from(words: list[tuple[str, str]]) -> Iterator[str]:
     levels, before, at = [_Level()], "", 0
+    recursive = any(kind == "word" and text.lower() == "recursive" for kind, text in words)
     while at < len(words):
         kind, text = words[at]
         level, lower = levels[-1], text.lower() if kind == "word" else ""
         if kind == "mark":
-            _take_mark(text, levels, before)
+            _take_mark(text, levels, before, _defined(words, at))
         elif lower == "join" or (lower == "from" and before != "distinct" and level.function not in _WITH_FROM):
             level.expects_table = level.in_from = True
         elif lower in _ENDS_FROM:
@@ -261,22 +265,26 @@ def _behind_from(words: list[tuple[str, str]]) -> Iterator[str]:
         elif level.expects_table and lower != "lateral":
             level.expects_table = False
             name, at = _dotted(words, at)
-            if words[at + 1] != ("mark", "(") and lower not in _NOT_TABLES:
+            is_query = any(name in known.queries or (recursive and name == known.query) for known in levels)
+            if words[at + 1] != ("mark", "(") and lower not in _NOT_TABLES and not is_query:
                 yield name
         before = lower
         at += 1
 
 
-def _take_mark(text: str, levels: list[_Level], before: str) -> None:
-    """Parentheses begin and end a level; a comma may be followed by another table."""
+def _take_mark(text: str, levels: list[_Level], before: str, query: str) -> None:
+    """Parentheses begin and end a level; a comma may be followed by another table.
+
+    A query of WITH is known behind its end, as far as the level that it is in: inside, its name is that of a table.
+    """
     level = levels[-1]
     if text == ",":
         level.expects_table = level.in_from
     elif text == "(":
         level.expects_table = False
-        levels.append(_Level(function=before))
+        levels.append(_Level(function=before, query=query))
     elif text == ")" and len(levels) > 1:
-        levels.pop()
+        levels[-2].queries.add(levels.pop().query)
 
 
 def _dotted(words: list[tuple[str, str]], at: int) -> tuple[str, int]:
@@ -288,11 +296,11 @@ def _dotted(words: list[tuple[str, str]], at: int) -> tuple[str, int]:
     return name, at
 
 
-def _with_names(words: list[tuple[str, str]]) -> set[str]:
-    """The names of queries: NAME AS (SELECT …."""
-    return {
-        text
-        for at, (kind, text) in enumerate(words[:-3])
-        if kind != "mark" and words[at + 1][1].lower() == "as" and words[at + 2] == ("mark", "(")
-        and words[at + 3][1].lower() in {"select", "with", "from", "values", "("}
-    }  # fmt: skip
+def _defined(words: list[tuple[str, str]], at: int) -> str:
+    """The name of the query of WITH that begins there: NAME AS (SELECT …, or NAME (COLUMN, …) AS (SELECT …."""
+    if words[at - 1][1].lower() != "as" or words[at + 1][1].lower() not in _BEGINS_QUERY:
+        return ""
+    name = at - 2
+    if words[name] == ("mark", ")"):
+        name = max((n for n in range(name) if words[n] == ("mark", "(")), default=1) - 1
+    return words[name][1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from headrace.config import read_document
-from headrace.errors import HeadraceError
+from headrace.errors import Failed, HeadraceError, Unreachable
 from headrace.pipeline.declare.declaration import Declaration, Keys, Sink, Trigger
 from headrace.pipeline.declare.reading import read
 from headrace.pipeline.spark import aggregate, change_data, source
@@ -121,6 +122,16 @@ def _check_sink(declaration: Declaration, sink: Sink, rows: DataFrame) -> Struct
     return sinks.without_identity(given).schema
 
 
+def unasked(declaration: Declaration) -> Iterator[str]:
+    """Of sinks that could not be asked: what is not known without them, and why."""
+    for sink in declaration.sinks:
+        try:
+            sinks.writer_of(sink.kind).require(declaration, sink)
+        except (Unreachable, Failed) as error:
+            at, why = declaration.place(*declaration.path_of(sink)), f": {error.why}" if error.why else ""
+            yield f"{at}: whether {sink.name} can take the rows is not known: {error.problem}{why}"
+
+
 def _check_row_counts(classifier: Classifier, trigger: Trigger) -> None:
     """Where a batch is not seen as a whole, rows are judged one by one: a record must be one row there."""
     hints = {
@@ -161,6 +172,7 @@ def _check_shared(declaration: Declaration, written: _Columns, columns_of: Calla
         except Exception:  # Python of its own may raise anything
             theirs = {}  # it cannot run as it is, or not here; before it does, it compares them itself
         for place, sink in shared.items():
+            _check_one_writer(declaration, _tables(declaration)[place], other, sink)
             difference = _difference(_tables(declaration)[place], sink, written[place], theirs.get(place))
             if difference:
                 raise _clash(declaration, place, other, difference)
@@ -201,13 +213,23 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(inner)
 
 
+def _check_one_writer(declaration: Declaration, ours: Sink, other: Declaration, theirs: Sink) -> None:
+    """A table of changes has one writer: it compares a batch with the table, which must not change meanwhile."""
+    if ours.changes or theirs.changes:
+        both = json.dumps([*declaration.topics, *other.topics])
+        raise declaration.wrong(
+            f"pipeline {other.name} writes the table {ours.target} too", *declaration.path_of(ours),
+            why="changes by key are compared with the rows that are there; "
+            "two that do so at once would each miss what the other writes",
+            hint=f"one pipeline of both: from = {both}; or a table for each",
+        )  # fmt: skip
+
+
 def _difference(ours: Sink, theirs: Sink, mine: StructType | None, other: StructType | None) -> str:
     if ours.kind != theirs.kind:
         return f"as {theirs.kind}, not {ours.kind}"
     if ours.partition_by != theirs.partition_by:
         return f"partitioned by {', '.join(theirs.partition_by) or 'nothing'}"
-    if ours.changes != theirs.changes:
-        return "only one of them by key, or by another one"
     if mine is None or other is None:
         return ""
     here, there = (

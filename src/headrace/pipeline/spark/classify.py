@@ -314,7 +314,8 @@ class Classifier:
         unmatched, where = F.col("_unmatched"), self.declaration.where
         # What is filtered need not have a match, unless the filter goes by what was looked up.
         lookups_first = where is None or any(mentions(where, name) for name in self.lookups.names)
-        without_match = unmatched.isNotNull(), verdict("dead", unmatched["_rule"], unmatched["_reason"])
+        is_bad = unmatched.isNotNull() & ~self._is_delete()
+        without_match = is_bad, verdict("dead", unmatched["_rule"], unmatched["_reason"])
         if self.lookups and lookups_first:
             found = found.when(*without_match)
         if where:
@@ -340,8 +341,18 @@ class Classifier:
         return F.when(F.col("_verdict._outcome") == "written", F.array_compact(F.array(*names))).alias("_warnings")
 
     def _violated(self, rule: Rule) -> Column:
-        """True unless the rule is true: null is not true, and neither is an error."""
-        return ~F.coalesce(self.tried(rule.condition).cast("boolean"), F.lit(False))
+        """True unless the rule is true: null is not true, and neither is an error. A delete violates none."""
+        return ~(self._holds(rule.condition) | self._is_delete())
+
+    def _is_delete(self) -> Column:
+        """Whether the row deletes another one: its columns beside the key may be null, and nobody will read them."""
+        ways = [sink.changes.delete_when for sink in self.declaration.sinks if sink.changes]
+        deletes = [self._holds(way) for way in dict.fromkeys(ways) if way]
+        return functools.reduce(operator.or_, deletes, F.lit(False))
+
+    def _holds(self, condition: str) -> Column:
+        """True or false, never null: false where the condition throws."""
+        return F.coalesce(self.tried(condition).cast("boolean"), F.lit(False))
 
     # -- small things ------------------------------------------------------------------------------------------------
 

@@ -22,9 +22,6 @@ from headrace.pipeline.declare.declaration import DEBEZIUM_DELETES, Declaration
 from headrace.pipeline.spark.decode import TOMBSTONE, AvroDecoder, Parsed
 
 _PLACE = ("lsn", "file", "pos")
-_PARTS = (
-    "before struct<{0}>, after struct<{0}>, op string, ts_ms bigint, source struct<lsn bigint, file string, pos bigint>"
-)
 _WITHOUT_ROW = {"t": "a truncate: it does not say which rows are gone", "m": "a message of the database, not a row"}
 
 
@@ -32,8 +29,7 @@ class DebeziumJson(Parsed):
     """JSON, whose rows have the fields that are declared."""
 
     def __init__(self, declaration: Declaration) -> None:
-        parts = _PARTS.format(declaration.decode.schema)
-        super().__init__(replace(declaration.decode, format="json", schema=f"{parts}, payload struct<{parts}>"))
+        super().__init__(replace(declaration.decode, format="json", schema=declaration.decode.envelope))
         self._declaration = declaration
 
     def decode(self, raw: DataFrame) -> DataFrame:

@@ -15,6 +15,7 @@ from pprint import pformat
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError
+from headrace.pipeline.declare.changes import is_secret
 from headrace.pipeline.declare.declaration import Aggregate, DeadLetters, Declaration, Sink
 from headrace.pipeline.spark import aggregate, exported, internals, source
 from headrace.pipeline.spark.classify import SETTINGS, layers
@@ -75,7 +76,8 @@ def _refused(spark: SparkSession, declaration: Declaration) -> Iterator[tuple[tu
         key = _KEYS.get(name, name)
         yield (key,), f"{key} {'by a Python function' if name.endswith('_step') else 'is done by headrace'}"
     if declaration.decode.step is not None or declaration.decode.format not in {"json", "csv", "text"}:
-        what = "by a Python function" if declaration.decode.step else f"{declaration.decode.format} of a registry"
+        given = declaration.decode
+        what = "by a Python function" if given.step else f"{given.format}{' of a registry' if given.is_framed else ''}"
         yield ("decode",), f"decode {what}"
     if declaration.trigger.kind == "realtime":
         yield ("trigger",), "realtime with dead letters"
@@ -118,15 +120,13 @@ class _Job:
         self.declaration = declaration
         self.dead_letters = dead_letters
         self._used: dict[str, Callable[..., Any]] = {}
+        #: The environment variables that the job reads.
+        self._secrets: list[str] = []
 
     def text(self, file: str) -> str:
-        classified, written = self._classified(), self._write_batch()
-        return (
-            "\n\n\n".join(
-                [self._head(file) + "\n\n" + self._constants(), *self._functions(), classified, written, self._main()]
-            )
-            + "\n"
-        )
+        classified, written, constants = self._classified(), self._write_batch(), self._constants()
+        head = f"{self._head(file)}\n\n{constants}"
+        return "\n\n\n".join([head, *self._functions(), classified, written, self._main()]) + "\n"
 
     def use(self, function: Callable[..., Any], *arguments: str) -> str:
         """A call of a function of `exported`, whose source the job then has."""
@@ -155,6 +155,8 @@ class _Job:
             artifact.coordinates for artifact in jar_lock()["spark"] if artifact.name.startswith(_PACKAGES)
         )
         lost = "\n".join(f"- {line}" for line in _LOST.splitlines())
+        secrets = f"Secrets:       not in this file; set {', '.join(self._secrets)}\n" if self._secrets else ""
+        imported = "import os\n" if self._secrets else ""
         return f'''r"""{declaration.name}: a plain PySpark job, exported by headrace.
 
     pip install pyspark=={_pyspark_version()}
@@ -164,7 +166,7 @@ class _Job:
 Reads:         {", ".join(declaration.topics)}
 Writes:        {", ".join(sink.name for sink in declaration.sinks)}
 Dead letters:  {self.dead_letters.kind} {self._letters_target}
-Relative paths begin at --folder; the checkpoint is in it, too.
+{secrets}Relative paths begin at --folder; the checkpoint is in it, too.
 
 What headrace does and this job does not:
 {lost}
@@ -175,7 +177,7 @@ from __future__ import annotations
 import argparse
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+{imported}from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -207,9 +209,16 @@ from pyspark.sql import functions as F'''
             if rule.action != "warn"
         ]
         constants = {
-            "NAME": declaration.name, "SETTINGS": settings, "SOURCE": read, "COLUMNS": self._columns, "RULES": rules,
+            "NAME": declaration.name, "SETTINGS": self._without_secrets(settings),
+            "SOURCE": self._without_secrets(read), "COLUMNS": self._columns, "RULES": rules,
         }  # fmt: skip
         return "\n".join(f"{name} = {_literal(value)}" for name, value in constants.items())
+
+    def _without_secrets(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Whoever can read the job cannot read its passwords."""
+        variables = {name: _Variable(re.sub(r"\W", "_", name).upper()) for name in given if is_secret(name)}
+        self._secrets += variables.values()
+        return {**given, **variables}
 
     @property
     def _columns(self) -> list[str]:
@@ -376,6 +385,15 @@ from pyspark.sql import functions as F'''
 
 if __name__ == "__main__":
     main()"""
+
+
+class _Variable(str):
+    """The name of an environment variable; in the text of a job, its value."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f'os.environ["{self}"]'
 
 
 def _is_ours(function: Any) -> bool:

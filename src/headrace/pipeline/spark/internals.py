@@ -591,7 +591,7 @@ def changed_files(spark: SparkSession, before: DeltaVersion, after: DeltaVersion
         files = log.getSnapshotAt(before.number, none, none, False).allFiles()
         wanted = F.col("path").isin(sorted({path for path, _ in removed}))
         old = [file for file in files.filter(wanted._jc).collectAsList() if _file_key(file) in removed]
-        if not all(_exists(spark, before.path, str(file.path())) for file in old):
+        if not all(_is_there(spark, before.path, file) for file in old):
             return None
 
     def frame(files: list[Any]) -> DataFrame | None:
@@ -621,11 +621,15 @@ def _file_key(file: Any) -> tuple[str, str]:
     return str(file.path()), str(vector.uniqueId()) if vector is not None else ""
 
 
-def _exists(spark: SparkSession, root: str, path: str) -> bool:
+def _is_there(spark: SparkSession, root: str, file: Any) -> bool:
+    """Whether the file can still be read, and which of its rows were deleted: VACUUM removes either by itself."""
     from urllib.parse import unquote
 
-    relative = unquote(path)
-    return HadoopFiles(spark, root).exists(relative if "://" in relative else f"{root}/{relative}")
+    files, relative, vector = HadoopFiles(spark, root), unquote(str(file.path())), file.deletionVector()
+    needed = [relative if "://" in relative else f"{root}/{relative}"]
+    if vector is not None and vector.isOnDisk():
+        needed.append(str(vector.absolutePath(_jvm(spark).org.apache.hadoop.fs.Path(root)).toString()))
+    return all(map(files.exists, needed))
 
 
 # -- plans of queries --------------------------------------------------------------------------------------------------

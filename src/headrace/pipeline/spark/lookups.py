@@ -221,11 +221,11 @@ class _Lookup:
             return
         for _ in range(_READS):
             try:
-                keyed = self._keyed_now(version)
+                keyed = internals.Counted(self._keyed_now(version))
                 if folder is None:
-                    self._cache(keyed, version)
+                    self._cache(keyed.frame, version)
                 else:
-                    keyed.write.mode("overwrite").parquet(str(folder / self.stored_name(version)))
+                    keyed.frame.write.mode("overwrite").parquet(str(folder / self.stored_name(version)))
                 now = self.version() if self._source.may_change else version
                 if now == version:
                     break
@@ -239,25 +239,31 @@ class _Lookup:
                 f"{self._place}: {self.lookup.target} changes while it is read", why=f"{_READS} times in a row",
                 hint="write a new file beside it and rename it; a Delta table can be changed at any time",
             )  # fmt: skip
-        if folder is not None:
-            self.hold_stored(folder, version)
+        if folder is not None and self.hold_stored(folder, version) not in (None, keyed.rows):
+            raise Failed(
+                f"{self._place}: the rows of {self.lookup.target} were stored, and are not there to be read",
+                why=f"executors write to their own disks where the machines of a Spark cluster do not share {folder}",
+                hint="--home FOLDER: one that all of its machines see",
+            )
 
-    def hold_stored(self, folder: Path, version: _Version) -> None:
-        """The keyed rows that were stored there are cached."""
-        if version.key != self.held.key:
-            rows = self._spark.read.schema(self._schema).parquet(str(folder / self.stored_name(version)))
-            self._cache(rows, version)
+    def hold_stored(self, folder: Path, version: _Version) -> int | None:
+        """The keyed rows that were stored there are cached. Returns how many; None if they were before."""
+        if version.key == self.held.key:
+            return None
+        rows = self._spark.read.schema(self._schema).parquet(str(folder / self.stored_name(version)))
+        return self._cache(rows, version)
 
     def stored_name(self, version: _Version) -> str:
         return f"{self.identity}-{_digest(version.key)}"
 
-    def _cache(self, rows: DataFrame, version: _Version) -> None:
+    def _cache(self, rows: DataFrame, version: _Version) -> int:
         # Counted, so that Spark knows the size when it decides how to join.
         kept = rows.persist()
-        kept.count()
+        count = kept.count()
         self.close()
         self._use(kept)
         self.held = version
+        return count
 
     def _use(self, rows: DataFrame) -> None:
         self._rows = rows

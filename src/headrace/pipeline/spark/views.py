@@ -84,6 +84,8 @@ class _Update:
         for name, path in self.paths.items():
             if not internals.is_delta_table(self.spark, path):
                 return ViewUpdate(self.view.name, "none", f"waits: the table {name} has not been written yet")
+        if not full:
+            self._require_own_table()
         frame = self._frame
         why = "it was asked for" if full else self._why_full()
         if not full and self._last is not None:
@@ -126,6 +128,15 @@ class _Update:
                 if (found := ViewUpdate.from_note(row[0])) is not None:
                     return found
         return None
+
+    def _require_own_table(self) -> None:
+        """What lies in the folder of the view is the view's, or nobody's."""
+        if self._last is None and internals.is_delta_table(self.spark, self.view.path):
+            raise self.view.wrong(
+                f"the view {self.view.name} did not write the table that is at {self.view.target}", "into",
+                why="the first update would replace all of its rows; nothing was changed",
+                hint=f'into = "FOLDER": another one; or headrace pipeline refresh {self.view.name} --full replaces it',
+            )  # fmt: skip
 
     @property
     def _fingerprint(self) -> str:

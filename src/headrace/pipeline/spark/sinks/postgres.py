@@ -81,7 +81,7 @@ class PostgresWriter(SinkWriter):
             database = Database.of(declaration, sink)
             with database.connect() as connection, database.errors():
                 table, encoding = look_up(connection, sink.target), encoding_of(connection)
-        except Unreachable:
+        except (Unreachable, Failed):  # away, or it refuses the login
             if asked:
                 raise
             table, encoding = Table("", sink.target), "UTF8"

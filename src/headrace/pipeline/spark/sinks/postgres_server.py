@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
-from headrace.errors import Failed, HeadraceError, SetupError, Unreachable
+from headrace.errors import ConfigError, Failed, HeadraceError, SetupError, Unreachable
 from headrace.pipeline.declare.declaration import Declaration, Sink
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ _AWAY = {"57P01", "57P02", "57P03", "53300", "40001", "40P01"}
 _LOCKED, _DISK_FULL = "55P03", "53100"
 #: What a statement that is refused leaves behind, unless it says something else.
 _BATCH = ("the batch", "nothing of the batch is in the table; it is written at the next start")
+#: Numbers are read when libpq connects, so a ping takes a wrong one for a server that is away.
+_WRONG_NUMBER = ("for connection option", "invalid port number")
 _LOGIN_HINT = 'password_file = "FILE" in the sink, or ~/.pgpass, PGPASSFILE, PGPASSWORD, as for psql'
 
 
@@ -48,6 +50,8 @@ class Database:
     #: The address without its settings.
     shown: str
     settings: Mapping[str, Any] = field(repr=False)
+    #: Where it is declared.
+    place: str = ""
 
     @classmethod
     def of(cls, declaration: Declaration, sink: Sink) -> Database:
@@ -62,11 +66,15 @@ class Database:
             raise declaration.wrong("the address of the database cannot be used", *at, "postgres", why=why) from None
         if sink.password_file is not None:
             settings["password"] = _password(declaration, sink)
-        return cls(f"PostgreSQL at {urlunsplit((*urlsplit(sink.database)[:3], '', ''))}", settings)
+        shown = f"PostgreSQL at {urlunsplit((*urlsplit(sink.database)[:3], '', ''))}"
+        return cls(shown, settings, declaration.place(*at, "postgres"))
 
     def connect(self) -> Connection:
         """A connection on which each statement is a transaction of its own, unless one is begun."""
-        return connect(self.settings, self.shown)
+        try:
+            return connect(self.settings, self.shown)
+        except ConfigError as error:
+            raise ConfigError(f"{self.place}: {error.problem}", why=error.why) from None
 
     @contextmanager
     def errors(self, what: str = _BATCH[0], left: str = _BATCH[1]) -> Iterator[None]:
@@ -92,21 +100,30 @@ def connect(settings: Mapping[str, Any], shown: str) -> Connection:
 
     try:
         return psycopg.connect(autocommit=True, **settings)
+    except psycopg.ProgrammingError as error:  # what psycopg itself reads of the settings
+        raise _unusable(error) from None
     except psycopg.OperationalError as error:
         raise _no_connection(error, settings, shown) from None
 
 
 def _no_connection(error: psycopg.OperationalError, settings: Mapping[str, Any], shown: str) -> HeadraceError:
-    """A server that answers has refused us, for a reason that waiting does not mend."""
+    """A wrong setting, or a server that answers and refuses us: waiting mends neither."""
     from psycopg import pq
     from psycopg.conninfo import make_conninfo
 
     said = _one_line(error)
     asked = pq.PGconn.ping(make_conninfo(**settings).encode())
+    if asked == pq.Ping.NO_ATTEMPT or any(words in said for words in _WRONG_NUMBER):
+        return _unusable(error)
     if asked != pq.Ping.OK or "too many clients" in said or "connection slots" in said:
         return Unreachable(f"{shown} does not answer", why=said, hint="start it; the pipeline goes on by itself")
     hint = _LOGIN_HINT if "password" in said else None
     return Failed(f"{shown} refuses the connection", why=said, hint=hint)
+
+
+def _unusable(error: psycopg.Error) -> ConfigError:
+    said = _one_line(error).removeprefix("connection is bad: ")
+    return ConfigError("the address of the database cannot be used", why=said)
 
 
 def settings_of(connection: Connection) -> dict[str, str]:

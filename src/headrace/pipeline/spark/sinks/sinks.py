@@ -98,7 +98,7 @@ class SinkWriter(ABC):
     def limits(self, declaration: Declaration, sink: Sink, columns: StructType, *, asked: bool) -> Sequence[Limit]:  # noqa: ARG002
         """Called before a run: what must hold of a row, so that one that the sink cannot take is a dead letter.
 
-        Raises if the sink cannot take such columns at all. Unless `asked`, a sink that does not answer is no error.
+        Raises if the sink cannot take such columns. Unless `asked`, one that does not answer or refuses is no error.
         """
         return ()
 
