@@ -26,7 +26,7 @@ from headrace.pipeline.spark.classify import RAW_SCHEMA, Classifier, nothing
 from headrace.pipeline.spark.decode import RegisteredDecoder, struct_of
 from headrace.pipeline.spark.sinks import sinks
 from headrace.pipeline.spark.strategies.batch_log import BatchLog
-from headrace.pipeline.spark.strategies.strategy import RunContext, Strategy
+from headrace.pipeline.spark.strategies.strategy import RunContext, Strategy, keep_in_rocksdb
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from headrace.pipeline.spark.joined import Joined
     from headrace.pipeline.spark.process import BatchProcessor
 
-_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-# The default keeps all state in the heap of the JVM, and two versions of it.
-_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 # Of the span of the join: the times of rows are counted by them.
 _STEPS = 60
 
@@ -57,8 +54,7 @@ class JoinStreams(Strategy):
 
     def start(self) -> StreamingQuery:
         context = self.context
-        if _PROVIDER not in context.declaration.spark:
-            context.spark.conf.set(_PROVIDER, _ROCKSDB)
+        keep_in_rocksdb(context)
         for decoder in self._registered():
             decoder.know_all()
         self._late.clear()

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 
 from headrace.pipeline.books.ledger import BatchEntry
 from headrace.pipeline.declare.declaration import Declaration, Trigger
-from headrace.pipeline.spark import source
+from headrace.pipeline.spark import source, state
 from headrace.pipeline.spark.letters import letter_headers
 from headrace.pipeline.spark.process import BatchProcessor
 from headrace.pipeline.spark.sinks.sinks import Batch
@@ -67,6 +67,12 @@ class RunContext:
         named = writer.option("checkpointLocation", self.checkpoint).queryName(self.declaration.name)
         query: StreamingQuery = named.start()
         return query
+
+
+def keep_in_rocksdb(context: RunContext) -> None:
+    """State is in RocksDB. The default keeps all of it in the heap of the JVM, and two versions of it."""
+    if state.PROVIDER not in context.declaration.spark:
+        context.spark.conf.set(state.PROVIDER, state.ROCKSDB)
 
 
 class Strategy(ABC):

@@ -1,0 +1,288 @@
+"""Classes with state per key and timers: right numbers, an account of every row, exactly once, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.errors import ConfigError, Failed
+from headrace.kafka.client import connect
+from tests.spark.killed_join import POINTS
+from tests.spark.pipelines import Workshop, send, totals
+from tests.spark.test_runs import minutes
+
+Topic = Callable[..., str]
+
+_ROOT = Path(__file__).parents[2]
+_CLASSES = '''
+from helping import silence_of
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+
+
+class Totals(StatefulProcessor):
+    """A row for each row: the total of its bus so far."""
+
+    schema = "bus int, n int, total long"
+
+    def init(self, handle):
+        self.total = handle.getValueState("total", "meters long")
+
+    def handleInputRows(self, key, rows, timerValues):
+        (total,) = self.total.get() or (0,)
+        for row in rows:
+            if row.meters is None:
+                raise ValueError("no meters")
+            total += row.meters
+            yield Row(bus=key[0], n=row.n, total=total)
+        self.total.update((total,))
+
+
+class Silence(StatefulProcessor):
+    """A row when a bus has said nothing for five minutes."""
+
+    schema = "bus int, since timestamp, positions int"
+
+    def init(self, handle):
+        self.handle = handle
+        self.last = handle.getValueState("last", "at timestamp, positions int")
+
+    def handleInputRows(self, key, rows, timerValues):
+        at, positions = self.last.get() or (None, 0)
+        for row in rows:
+            at, positions = row.at if at is None else max(at, row.at), positions + 1
+        self.last.update((at, positions))
+        for timer in list(self.handle.listTimers()):
+            self.handle.deleteTimer(timer)
+        self.handle.registerTimer(silence_of(at))
+        return iter(())
+
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
+        at, positions = self.last.get()
+        self.last.clear()
+        yield Row(bus=key[0], since=at, positions=positions)
+
+
+class Misnamed(Totals):
+    schema = "bus int, n int, sum long"
+
+
+class Nameless(Totals):
+    schema = None
+
+
+class Rowless(Totals):
+    schema = "bus int,, n"
+
+
+class Own(Totals):
+    schema = "bus int, _offset long"
+
+
+class Unmade(Totals):
+    def __init__(self, factor):
+        pass
+
+
+class Unready(Totals):
+    def init(self, handle):
+        raise KeyError("depot")
+
+
+class Other:
+    schema = "bus int"
+
+
+def a_function(rows):
+    return rows
+'''
+_HELPING = '''
+def silence_of(at):
+    """Five minutes later, in milliseconds."""
+    return int(at.timestamp() * 1000) + 300_000
+'''
+_DECLARED = """
+[pipelines.p]
+from = "<topic>"
+decode = { json = "bus int, n int, meters int, at timestamp" }
+event_time = "at"
+watermark = "1 minute"
+max_records_per_batch = 1000
+[[pipelines.p.into]]
+delta = "rows"
+where = "n >= 0"
+[[pipelines.p.into]]
+delta = "made"
+where = "bus > 0"
+aggregate = { by = ["bus"], mode = "state", python = "stops:<class>" }
+"""
+
+
+def _declare(shop: Workshop, topic: str, name: str, text: str = _DECLARED) -> None:
+    (shop.folder / "stops.py").write_text(_CLASSES, encoding="utf-8")
+    (shop.folder / "helping.py").write_text(_HELPING, encoding="utf-8")
+    for module in ("stops", "helping"):  # each test has its own
+        sys.modules.pop(module, None)
+    shop.declare(text, topic=topic, **{"class": name})
+
+
+def _position(bus: int | None, n: int, at: float, meters: int | None = 0) -> dict[str, Any]:
+    return {"bus": bus, "n": n, "meters": meters, "at": minutes(at).isoformat()}
+
+
+def _step(report: Any) -> tuple[int, ...]:
+    """Rows, those left out, those that the class was given and those that it gave, and the entries of its state."""
+    (line,) = [line for line in report.sinks if line.sink == "made"]
+    assert line.balanced
+    return line.rows, line.skipped, line.taken, line.made, line.state
+
+
+def test_a_bus_that_is_silent_is_told_of_by_event_time(shop: Workshop, headrace_topic: Topic) -> None:
+    topic = headrace_topic(partitions=1)
+    _declare(shop, topic, "Silence")
+    send(shop.cluster, topic, [_position(1, 0, 0), _position(2, 1, 0), _position(1, 2, 4), _position(0, 3, 4)])
+    report = shop.run()
+    assert totals(report) == {"written": 4}
+    assert _step(report) == (4, 1, 3, 0, 2)
+    kept = shop.pipeline().kept_state(spark=shop.spark)
+    assert sorted((e["of"], e["key"]["bus"]) for e in kept) == [("last", 1), ("last", 2), ("timers", 1), ("timers", 2)]
+    (one,) = shop.pipeline().kept_state("2", spark=shop.spark)[:1]
+    assert one == {"of": "last", "key": {"bus": 2}, "value": {"at": "2026-01-01T12:00:00.000Z", "positions": 1}}
+    (timer,) = shop.pipeline().kept_state("2", spark=shop.spark)[1:]
+    assert timer["value"] == {"expires": "2026-01-01T12:05:00.000Z"}
+    # The watermark is at three minutes: the first of these is later, and the second has no time.
+    send(shop.cluster, topic, [_position(1, 4, 1), {"bus": 1, "n": 5}, _position(1, 6, 7), b"junk"])
+    report = shop.run()
+    assert totals(report) == {"written": 1, "late": 1, "dead": 2}
+    assert _step(report) == (1, 0, 1, 1, 1)
+    assert shop.rows("made") == [{"bus": 2, "since": minutes(0).replace(tzinfo=None), "positions": 1}]
+    reasons = {row["reason"] for row in shop.dead()}
+    assert {"made: at is null: no timer goes by it", "later than 1 minute"} < reasons
+
+
+def _drawn(count: int, seed: int) -> list[dict[str, Any]]:
+    """Positions out of order by less than the watermark allows, and some that come far too late."""
+    draw = random.Random(seed)
+    found = []
+    for n in range(count):
+        at = n / 100 + draw.uniform(0, 0.5) - (30 if n > count / 2 and draw.random() < 0.02 else 0)
+        found.append(_position(draw.choice([0, 1, 2, 3, 4, None]), n, at, draw.randrange(100)))
+    return found
+
+
+def _check_totals(shop: Workshop, drawn: list[dict[str, Any]]) -> None:
+    """By the rows that were not late, in the order in which the batches hold them: event time, then offset."""
+    rows = {row["n"]: row for row in shop.rows("rows")}
+    late = {json.loads(row["value"])["n"] for row in shop.dead() if row["outcome"] == "late"}
+    assert len(rows) + len(late) == len(drawn)
+    assert late
+    assert not rows.keys() & late
+    lines = shop.pipeline().ledger.sinks()
+    (given,) = {sum(line.taken for line in lines if line.sink == "made")}
+    wanted = [row for n, row in rows.items() if drawn[n]["bus"]]
+    assert (given, sum(line.made or 0 for line in lines if line.sink == "made")) == (len(wanted), len(wanted))
+    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for row in shop.rows("made"):
+        found[row["bus"]].append((row["total"], row["n"]))
+    assert sorted(n for made in found.values() for _, n in made) == sorted(row["n"] for row in wanted)
+    batches = shop.pipeline().checkpoint.batches()
+    for bus, made in found.items():
+        # Totals never fall: within one, the meters are 0. The rows that make up a step are those of the batch.
+        total = 0
+        for number in sorted(made, key=lambda pair: (_batch(batches, pair[1], drawn), drawn[pair[1]]["at"], pair[1])):
+            total += drawn[number[1]]["meters"]
+            assert number[0] == total, (bus, number)
+
+
+def _batch(batches: list[Any], n: int, drawn: list[dict[str, Any]]) -> int:
+    """The batch that read the record: with one partition, offsets are numbers."""
+    assert drawn
+    return next(batch.batch for batch in batches if batch.spans[0].next > n)
+
+
+def test_running_totals_however_often_the_driver_is_killed(shop: Workshop, headrace_topic: Topic) -> None:
+    topic = headrace_topic(partitions=1)
+    _declare(shop, topic, "Totals")
+    drawn = _drawn(4000, 7)
+    send(shop.cluster, topic, drawn)
+    for number, point in enumerate(POINTS, 1):
+        words = [str(shop.folder), connect(shop.cluster).bootstrap, point, str(number)]
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.spark.killed_join", *words], cwd=_ROOT, capture_output=True, text=True,
+            timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    report = shop.run()
+    assert report.run.balanced
+    assert not [text for run in shop.pipeline().ledger.runs() for text in run.unbalanced]
+    _check_totals(shop, drawn)
+
+
+def test_what_a_class_raises_names_the_key_and_the_record(shop: Workshop, headrace_topic: Topic) -> None:
+    topic = headrace_topic(partitions=1)
+    _declare(shop, topic, "Totals")
+    send(shop.cluster, topic, [_position(3, 0, 0, 5), _position(4, 1, 1, 6), _position(3, 2, 2, None)])
+    with pytest.raises(Failed) as told:
+        shop.run()
+    assert f"line 15: Totals raised an error for bus = 3 at the record {topic}/0/2" in told.value.problem
+    assert "ValueError: no meters (stops.py, line 20)" in str(told.value.why)
+    _declare(shop, topic, "Misnamed")
+    with pytest.raises(ConfigError, match="cannot change while the checkpoint stays") as refused:
+        shop.run()
+    assert "headrace pipeline checkpoint wipe p" in str(refused.value.hint)
+    shop.pipeline().wipe_checkpoint()
+    with pytest.raises(Failed, match="Misnamed raised an error for bus") as told:
+        shop.run()
+    assert "it gave a row of bus, n, total; its schema has bus, n, sum" in str(told.value.why)
+
+
+def test_timers_of_processing_time_end_with_what_there_is_to_read(shop: Workshop, headrace_topic: Topic) -> None:
+    topic = headrace_topic(partitions=1)
+    text = _DECLARED.replace('mode = "state"', 'timers = "processing time"').replace('watermark = "1 minute"\n', "")
+    _declare(shop, topic, "Silence", text)
+    send(shop.cluster, topic, [_position(1, 0, 0), _position(1, 1, -90), {"bus": 1, "n": 2, "at": None}][:2])
+    report = shop.run()
+    assert totals(report) == {"written": 2}
+    # The time of the timer is long over.
+    assert _step(report) == (2, 0, 2, 1, 0)
+    assert [row["positions"] for row in shop.rows("made")] == [2]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("<class>", "Other", "line 15: Other is no StatefulProcessor"),
+        ("<class>", "a_function", "line 15: a_function is no StatefulProcessor"),
+        ("<class>", "Nothing", "line 15: stops:Nothing cannot be loaded"),
+        ("<class>", "Nameless", "line 15: Nameless has no schema"),
+        ("<class>", "Rowless", "line 15: the schema of Rowless: "),
+        ("<class>", "Own", "line 15: the schema of Own has a column _offset"),
+        ("<class>", "Unmade", r"line 15: Unmade\(\) raised TypeError: "),
+        ('["bus"]', '["route"]', "line 15: .*route"),
+        ('["bus"]', "[]", "line 15: mode state needs by"),
+        ('"state"', '"watermark"', "line 15: mode watermark takes a function, and python names a class"),
+        ('mode = "state", python = "stops:<class>"', 'mode = "state", values = { n = "sum(n)" }',
+         "line 15: mode state needs a class"),
+        ('mode = "state"', 'mode = "state", window = "1 minute"', "line 15: mode state needs a class, and nothing"),
+        ('mode = "state"', 'mode = "state", timers = "sun"', "line 15: unknown timers 'sun'"),
+        ('"state", python = "stops:<class>"', '"merge", values = { n = "sum(n)" }, timers = "event time"',
+         "line 15: timers belong to mode state"),
+        ('watermark = "1 minute"\n', "", "line 11: mode state needs a watermark"),
+        ('where = "bus > 0"', 'select = { bus = "bus" }', "line 13: the select of a sink with a watermark does not"),
+        ('where = "n >= 0"', 'aggregate = { mode = "watermark", values = { n = "sum(n)" } }', "only one sink can have"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_class_is_found_before_it_runs(shop: Workshop, old: str, new: str, said: str) -> None:
+    assert old in _DECLARED
+    _declare(shop, "t", "Totals", _DECLARED.lstrip("\n").replace(old, new))
+    with pytest.raises(ConfigError, match=said):
+        shop.pipeline().explain(shop.spark)
