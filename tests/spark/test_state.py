@@ -24,6 +24,8 @@ Topic = Callable[..., str]
 
 _ROOT = Path(__file__).parents[2]
 _CLASSES = '''
+from datetime import timezone
+
 from helping import silence_of
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
@@ -59,7 +61,7 @@ class Silence(StatefulProcessor):
     def handleInputRows(self, key, rows, timerValues):
         at, positions = self.last.get() or (None, 0)
         for row in rows:
-            at, positions = row.at if at is None else max(at, row.at), positions + 1
+            at, positions = row.at, positions + 1
         self.last.update((at, positions))
         for timer in list(self.handle.listTimers()):
             self.handle.deleteTimer(timer)
@@ -69,7 +71,7 @@ class Silence(StatefulProcessor):
     def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
         at, positions = self.last.get()
         self.last.clear()
-        yield Row(bus=key[0], since=at, positions=positions)
+        yield Row(bus=key[0], since=at.astimezone(timezone.utc), positions=positions)
 
 
 class Misnamed(Totals):
@@ -121,6 +123,8 @@ max_records_per_batch = 1000
 delta = "rows"
 where = "n >= 0"
 [[pipelines.p.into]]
+delta = "copies"
+[[pipelines.p.into]]
 delta = "made"
 where = "bus > 0"
 aggregate = { by = ["bus"], mode = "state", python = "stops:<class>" }
@@ -155,10 +159,10 @@ def test_a_bus_that_is_silent_is_told_of_by_event_time(shop: Workshop, headrace_
     assert _step(report) == (4, 1, 3, 0, 2)
     kept = shop.pipeline().kept_state(spark=shop.spark)
     assert sorted((e["of"], e["key"]["bus"]) for e in kept) == [("last", 1), ("last", 2), ("timers", 1), ("timers", 2)]
-    (one,) = shop.pipeline().kept_state("2", spark=shop.spark)[:1]
-    assert one == {"of": "last", "key": {"bus": 2}, "value": {"at": "2026-01-01T12:00:00.000Z", "positions": 1}}
-    (timer,) = shop.pipeline().kept_state("2", spark=shop.spark)[1:]
-    assert timer["value"] == {"expires": "2026-01-01T12:05:00.000Z"}
+    assert shop.pipeline().kept_state("2", spark=shop.spark) == [
+        {"of": "last", "key": {"bus": 2}, "value": {"at": "2026-01-01T12:00:00.000Z", "positions": 1}},
+        {"of": "timers", "key": {"bus": 2}, "value": {"expires": "2026-01-01T12:05:00.000Z"}},
+    ]
     # The watermark is at three minutes: the first of these is later, and the second has no time.
     send(shop.cluster, topic, [_position(1, 4, 1), {"bus": 1, "n": 5}, _position(1, 6, 7), b"junk"])
     report = shop.run()
@@ -233,8 +237,8 @@ def test_what_a_class_raises_names_the_key_and_the_record(shop: Workshop, headra
     send(shop.cluster, topic, [_position(3, 0, 0, 5), _position(4, 1, 1, 6), _position(3, 2, 2, None)])
     with pytest.raises(Failed) as told:
         shop.run()
-    assert f"line 15: Totals raised an error for bus = 3 at the record {topic}/0/2" in told.value.problem
-    assert "ValueError: no meters (stops.py, line 20)" in str(told.value.why)
+    assert f"line 16: Totals raised an error for bus = 3 at the record {topic}/0/2" in told.value.problem
+    assert "ValueError: no meters (stops.py, line 21)" in str(told.value.why)
     _declare(shop, topic, "Misnamed")
     with pytest.raises(ConfigError, match="cannot change while the checkpoint stays") as refused:
         shop.run()
@@ -249,7 +253,7 @@ def test_timers_of_processing_time_end_with_what_there_is_to_read(shop: Workshop
     topic = headrace_topic(partitions=1)
     text = _DECLARED.replace('mode = "state"', 'timers = "processing time"').replace('watermark = "1 minute"\n', "")
     _declare(shop, topic, "Silence", text)
-    send(shop.cluster, topic, [_position(1, 0, 0), _position(1, 1, -90), {"bus": 1, "n": 2, "at": None}][:2])
+    send(shop.cluster, topic, [_position(1, 0, 0), _position(1, 1, -90)])
     report = shop.run()
     assert totals(report) == {"written": 2}
     # The time of the timer is long over.
@@ -276,8 +280,8 @@ def test_timers_of_processing_time_end_with_what_there_is_to_read(shop: Workshop
         ('mode = "state"', 'mode = "state", timers = "sun"', "line 15: unknown timers 'sun'"),
         ('"state", python = "stops:<class>"', '"merge", values = { n = "sum(n)" }, timers = "event time"',
          "line 15: timers belong to mode state"),
-        ('watermark = "1 minute"\n', "", "line 11: mode state needs a watermark"),
-        ('where = "bus > 0"', 'select = { bus = "bus" }', "line 13: the select of a sink with a watermark does not"),
+        ('watermark = "1 minute"\n', "", "line 13: mode state needs a watermark"),
+        ('where = "bus > 0"', 'select = { bus = "bus" }', "line 14: the select of a sink with a watermark does not"),
         ('where = "n >= 0"', 'aggregate = { mode = "watermark", values = { n = "sum(n)" } }', "only one sink can have"),
     ],
 )  # fmt: skip

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _SIDES = ("left", "right")
+_TIMERS = "TimerState"
 
 
 def kept(spark: SparkSession, checkpoint: Checkpoint, key: str | None, limit: int) -> Iterator[dict[str, Any]]:
@@ -62,8 +63,9 @@ def _read(spark: SparkSession, root: str, operator: int, **options: str) -> Data
 
 def _variables(read: Callable[..., DataFrame], variables: list[dict[str, str]]) -> Iterator[tuple[str, DataFrame]]:
     """What a class keeps, by the names of its variables, and when its timers expire."""
-    for name, kind in sorted((variable["stateName"], variable["stateVariableType"]) for variable in variables):
-        if kind == "TimerState":
+    for variable in sorted(variables, key=lambda each: (each["stateVariableType"] == _TIMERS, each["stateName"])):
+        name, kind = variable["stateName"], variable["stateVariableType"]
+        if kind == _TIMERS:
             found = read(readRegisteredTimers="true")
             value = F.struct(F.timestamp_millis("expiration_timestamp_ms").alias("expires"))
             yield "timers", found.select("key", value.alias("value"))
