@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
+import uuid
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import fastavro
 import pytest
 
+from headrace.cluster import Cluster
 from headrace.errors import ConfigError, Failed
+from headrace.kafka import Kafka, NewTopic
 from headrace.kafka.client import connect
+from headrace.schemas.codec.wire import prefix
+from headrace.schemas.registry import Registry, Schema
 from tests.spark.killed_join import POINTS
 from tests.spark.pipelines import Workshop, send, totals
 from tests.spark.test_runs import minutes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Topic = Callable[..., str]
 
 _ROOT = Path(__file__).parents[2]
 _CLASSES = '''
-from datetime import timezone
-
-from helping import silence_of
+from helping import added
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
@@ -44,34 +53,9 @@ class Totals(StatefulProcessor):
         for row in rows:
             if row.meters is None:
                 raise ValueError("no meters")
-            total += row.meters
+            total = added(total, row)
             yield Row(bus=key[0], n=row.n, total=total)
         self.total.update((total,))
-
-
-class Silence(StatefulProcessor):
-    """A row when a bus has said nothing for five minutes."""
-
-    schema = "bus int, since timestamp, positions int"
-
-    def init(self, handle):
-        self.handle = handle
-        self.last = handle.getValueState("last", "at timestamp, positions int")
-
-    def handleInputRows(self, key, rows, timerValues):
-        at, positions = self.last.get() or (None, 0)
-        for row in rows:
-            at, positions = row.at, positions + 1
-        self.last.update((at, positions))
-        for timer in list(self.handle.listTimers()):
-            self.handle.deleteTimer(timer)
-        self.handle.registerTimer(silence_of(at))
-        return iter(())
-
-    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
-        at, positions = self.last.get()
-        self.last.clear()
-        yield Row(bus=key[0], since=at.astimezone(timezone.utc), positions=positions)
 
 
 class Misnamed(Totals):
@@ -107,11 +91,11 @@ class Other:
 def a_function(rows):
     return rows
 '''
-_HELPING = '''
-def silence_of(at):
-    """Five minutes later, in milliseconds."""
-    return int(at.timestamp() * 1000) + 300_000
-'''
+_HELPING = """
+def added(total, row):
+    return total + row.meters
+"""
+_PAGE = (_ROOT / "docs" / "state.md").read_text(encoding="utf-8")
 _DECLARED = """
 [pipelines.p]
 from = "<topic>"
@@ -131,8 +115,16 @@ aggregate = { by = ["bus"], mode = "state", python = "stops:<class>" }
 """
 
 
+def _block(language: str) -> str:
+    """The first example of the page in that language."""
+    found = re.search(rf"^```{language}\n(.*?)^```", _PAGE, re.MULTILINE | re.DOTALL)
+    assert found
+    return found[1]
+
+
 def _declare(shop: Workshop, topic: str, name: str, text: str = _DECLARED) -> None:
-    (shop.folder / "stops.py").write_text(_CLASSES, encoding="utf-8")
+    classes = _block("python") if name == "Silence" else _CLASSES
+    (shop.folder / "stops.py").write_text(classes, encoding="utf-8")
     (shop.folder / "helping.py").write_text(_HELPING, encoding="utf-8")
     for module in ("stops", "helping"):  # each test has its own
         sys.modules.pop(module, None)
@@ -145,32 +137,39 @@ def _position(bus: int | None, n: int, at: float, meters: int | None = 0) -> dic
 
 def _step(report: Any) -> tuple[int, ...]:
     """Rows, those left out, those that the class was given and those that it gave, and the entries of its state."""
-    (line,) = [line for line in report.sinks if line.sink == "made"]
+    (line,) = [line for line in report.sinks if line.made is not None]
     assert line.balanced
     return line.rows, line.skipped, line.taken, line.made, line.state
 
 
-def test_a_bus_that_is_silent_is_told_of_by_event_time(shop: Workshop, headrace_topic: Topic) -> None:
+def _said(vehicle: int, at: float) -> dict[str, Any]:
+    return {"vehicle": vehicle, "at": minutes(at).isoformat()}
+
+
+def test_the_example_of_the_page_by_event_time(shop: Workshop, headrace_topic: Topic) -> None:
     topic = headrace_topic(partitions=1)
-    _declare(shop, topic, "Silence")
-    send(shop.cluster, topic, [_position(1, 0, 0), _position(2, 1, 0), _position(1, 2, 4), _position(0, 3, 4)])
-    report = shop.run()
-    assert totals(report) == {"written": 4}
-    assert _step(report) == (4, 1, 3, 0, 2)
-    kept = shop.pipeline().kept_state(spark=shop.spark)
-    assert sorted((e["of"], e["key"]["bus"]) for e in kept) == [("last", 1), ("last", 2), ("timers", 1), ("timers", 2)]
-    assert shop.pipeline().kept_state("2", spark=shop.spark) == [
-        {"of": "last", "key": {"bus": 2}, "value": {"at": "2026-01-01T12:00:00.000Z", "positions": 1}},
-        {"of": "timers", "key": {"bus": 2}, "value": {"expires": "2026-01-01T12:05:00.000Z"}},
+    _declare(shop, topic, "Silence", _block("toml").replace('from       = "positions"', f'from = "{topic}"'))
+    send(shop.cluster, topic, [_said(1, 0), _said(2, 0), _said(1, 4)])
+    report = shop.run("silence")
+    assert totals(report) == {"written": 3}
+    assert _step(report) == (3, 0, 3, 0, 2)
+    kept = shop.pipeline("silence").kept_state(spark=shop.spark)
+    assert sorted((entry["of"], entry["key"]["vehicle"]) for entry in kept) == [
+        ("last", 1), ("last", 2), ("timers", 1), ("timers", 2)
+    ]  # fmt: skip
+    noon_ms = int(minutes(0).timestamp() * 1000)
+    assert shop.pipeline("silence").kept_state("2", spark=shop.spark) == [
+        {"of": "last", "key": {"vehicle": 2}, "value": {"ms": noon_ms}},
+        {"of": "timers", "key": {"vehicle": 2}, "value": {"expires": "2026-01-01T12:05:00.000Z"}},
     ]
     # The watermark is at three minutes: the first of these is later, and the second has no time.
-    send(shop.cluster, topic, [_position(1, 4, 1), {"bus": 1, "n": 5}, _position(1, 6, 7), b"junk"])
-    report = shop.run()
+    send(shop.cluster, topic, [_said(1, 1), {"vehicle": 1}, _said(1, 7), b"junk"])
+    report = shop.run("silence")
     assert totals(report) == {"written": 1, "late": 1, "dead": 2}
     assert _step(report) == (1, 0, 1, 1, 1)
-    assert shop.rows("made") == [{"bus": 2, "since": minutes(0).replace(tzinfo=None), "positions": 1}]
-    reasons = {row["reason"] for row in shop.dead()}
-    assert {"made: at is null: no timer goes by it", "later than 1 minute"} < reasons
+    assert shop.rows("tables/silence") == [{"vehicle": 2, "last": minutes(0).replace(tzinfo=None)}]
+    reasons = {row["reason"] for row in shop.dead("silence")}
+    assert {"tables/silence: at is null: no timer goes by it", "later than 1 minute"} < reasons
 
 
 def _drawn(count: int, seed: int) -> list[dict[str, Any]]:
@@ -238,7 +237,7 @@ def test_what_a_class_raises_names_the_key_and_the_record(shop: Workshop, headra
     with pytest.raises(Failed) as told:
         shop.run()
     assert f"line 16: Totals raised an error for bus = 3 at the record {topic}/0/2" in told.value.problem
-    assert "ValueError: no meters (stops.py, line 21)" in str(told.value.why)
+    assert "ValueError: no meters (stops.py, line 19)" in str(told.value.why)
     _declare(shop, topic, "Misnamed")
     with pytest.raises(ConfigError, match="cannot change while the checkpoint stays") as refused:
         shop.run()
@@ -247,18 +246,67 @@ def test_what_a_class_raises_names_the_key_and_the_record(shop: Workshop, headra
     with pytest.raises(Failed, match="Misnamed raised an error for bus") as told:
         shop.run()
     assert "it gave a row of bus, n, total; its schema has bus, n, sum" in str(told.value.why)
+    shop.pipeline().wipe_checkpoint()
+    _declare(shop, topic, "Unready")
+    with pytest.raises(Failed, match="line 16: Unready raised an error in init"):
+        shop.run()
 
 
 def test_timers_of_processing_time_end_with_what_there_is_to_read(shop: Workshop, headrace_topic: Topic) -> None:
     topic = headrace_topic(partitions=1)
-    text = _DECLARED.replace('mode = "state"', 'timers = "processing time"').replace('watermark = "1 minute"\n', "")
-    _declare(shop, topic, "Silence", text)
-    send(shop.cluster, topic, [_position(1, 0, 0), _position(1, 1, -90)])
-    report = shop.run()
+    text = _block("toml").replace('mode = "state"', 'timers = "processing time"').replace("watermark ", "# ")
+    _declare(shop, topic, "Silence", text.replace('from       = "positions"', f'from = "{topic}"'))
+    send(shop.cluster, topic, [_said(1, 0), _said(1, -90)])
+    report = shop.run("silence")
     assert totals(report) == {"written": 2}
     # The time of the timer is long over.
     assert _step(report) == (2, 0, 2, 1, 0)
-    assert [row["positions"] for row in shop.rows("made")] == [2]
+    assert shop.rows("tables/silence") == [{"vehicle": 1, "last": minutes(0).replace(tzinfo=None)}]
+    stops = shop.folder / "stops.py"
+    stops.write_text(stops.read_text(encoding="utf-8").replace('"ms long"', '"ms string"'), encoding="utf-8")
+    del sys.modules["stops"]
+    send(shop.cluster, topic, [_said(1, 2)])
+    with pytest.raises(Failed, match="the state in the checkpoint was kept by another version of Silence") as told:
+        shop.run("silence")
+    assert "headrace pipeline checkpoint wipe silence" in str(told.value.hint)
+
+
+_AVRO: dict[str, Any] = {
+    "type": "record", "name": "position", "fields": [
+        {"name": "bus", "type": "int"}, {"name": "n", "type": "int"}, {"name": "meters", "type": "int"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+    ],
+}  # fmt: skip
+_ADDED = {**_AVRO, "fields": [*_AVRO["fields"], {"name": "route", "type": "int", "default": 0}]}
+
+
+def _framed(number: int, schema: dict[str, Any], n: int, at: float) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, schema, {"bus": 1, "n": n, "meters": 5, "at": minutes(at)})
+    return prefix(number) + out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "aggregate", ['mode = "state", python = "stops:Totals"', 'mode = "watermark", window = "1 minute", values = { n = "max(n)" }']
+)
+def test_a_stateful_operator_gets_records_of_every_schema(
+    tmp_path: Path, with_registry: Cluster, spark: SparkSession, aggregate: str
+) -> None:
+    """Those that the registry has under the subject, and one that the query meets on its way."""
+    topic = f"framed-{uuid.uuid4().hex[:8]}"
+    Kafka(with_registry).create_topics([NewTopic(topic, 1, 1)])
+    shop = Workshop(tmp_path, with_registry, spark, with_registry.registry)
+    text = _DECLARED.replace('json = "bus int, n int, meters int, at timestamp"', f'avro = "{topic}-value"')
+    _declare(shop, topic, "Totals", text.replace('mode = "state", python = "stops:<class>"', aggregate))
+    with Registry(with_registry.registry) as registry:
+        first = registry.register(f"{topic}-value", Schema(json.dumps(_AVRO)))
+        other = registry.register(f"{topic}-other", Schema(json.dumps(_ADDED)))
+    values = [_framed(first, _AVRO, 0, 0), _framed(other, _ADDED, 1, 0), _framed(first, _AVRO, 2, 60)]
+    send(with_registry, topic, values)
+    said: list[str] = []
+    assert totals(shop.run(say=said.append)) == {"written": 3}
+    assert "cut off: a record names a schema that is new" in said
+    assert {row["n"] for row in shop.rows("made")} >= {1}
 
 
 @pytest.mark.parametrize(
@@ -272,6 +320,7 @@ def test_timers_of_processing_time_end_with_what_there_is_to_read(shop: Workshop
         ("<class>", "Own", "line 15: the schema of Own has a column _offset"),
         ("<class>", "Unmade", r"line 15: Unmade\(\) raised TypeError: "),
         ('["bus"]', '["route"]', "line 15: .*route"),
+        ('event_time', 'deduplicate = ["n"]\nevent_time', "line 4: deduplicate does not go together with mode state"),
         ('["bus"]', "[]", "line 15: mode state needs by"),
         ('"state"', '"watermark"', "line 15: mode watermark takes a function, and python names a class"),
         ('mode = "state", python = "stops:<class>"', 'mode = "state", values = { n = "sum(n)" }',
@@ -280,7 +329,7 @@ def test_timers_of_processing_time_end_with_what_there_is_to_read(shop: Workshop
         ('mode = "state"', 'mode = "state", timers = "sun"', "line 15: unknown timers 'sun'"),
         ('"state", python = "stops:<class>"', '"merge", values = { n = "sum(n)" }, timers = "event time"',
          "line 15: timers belong to mode state"),
-        ('watermark = "1 minute"\n', "", "line 13: mode state needs a watermark"),
+        ('watermark = "1 minute"\n', "", "line 11: mode state needs a watermark"),
         ('where = "bus > 0"', 'select = { bus = "bus" }', "line 14: the select of a sink with a watermark does not"),
         ('where = "n >= 0"', 'aggregate = { mode = "watermark", values = { n = "sum(n)" } }', "only one sink can have"),
     ],

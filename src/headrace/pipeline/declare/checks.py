@@ -158,6 +158,12 @@ def _check_state(declaration: Declaration, sink: Sink, aggregate: Aggregate) -> 
         )  # fmt: skip
     if not aggregate.by:
         raise declaration.wrong("mode state needs by", *at, why="state is kept per key", hint='by = ["COLUMN"]')
+    if declaration.deduplicate:
+        raise declaration.wrong(
+            "deduplicate does not go together with mode state", "deduplicate",
+            why="duplicates are found in a whole batch, and the class sees rows before that",
+            hint="deduplicate in a pipeline before, into a topic",
+        )  # fmt: skip
 
 
 def _check_aggregate_key(declaration: Declaration, sink: Sink, aggregate: Aggregate) -> None:

@@ -38,6 +38,7 @@ class Watermark(Strategy):
         self.sink = sink
 
     def start(self) -> StreamingQuery:
+        self.know_schemas()
         rows = self.context.classifier.classify(self.context.read_stream()).where("_outcome = 'written'")
         wanted = sinks.shape(self.sink, rows.where(passes_where(self.context.declaration, self.sink)))
         each = self.context.each_batch(self.process)
@@ -60,7 +61,9 @@ class Watermark(Strategy):
         windows = _Windows(declaration, self.sink, log.watermark_ms(number))
         spans = log.spans(number)
         records = source.read_again(batch.spark, declaration, self.context.connection, spans)
+        known = self.known_schemas
         entry = self.context.processor.process(records, batch, late, windows.count)
+        self.require_known_schemas(known)
         took = self.write(made, batch)
         entry.sinks.append(replace(took, watermark=windows.watermark_ms, windows=windows.rows))
         return entry
