@@ -28,6 +28,7 @@ from headrace.errors import ConfigError, Failed
 from headrace.pipeline.declare.declaration import Declaration, Sink, interval
 from headrace.pipeline.spark import internals
 from headrace.pipeline.spark.classify import message_of, nothing
+from headrace.pipeline.spark.session import spark_log
 
 #: Of a row that the class did not give: how many rows of a key it was given in the batch.
 TAKEN = "_taken"
@@ -204,6 +205,12 @@ def failure(text: str, declaration: Declaration) -> Failed | None:
             f"{place}: {told['class']} raised an error {told['where']}{record}",
             why=f"{told['said']} ({told['line']}); the batch is taken again at the next start",
             hint="correct the class; a rule in expect sets records aside before they come to it",
+        )
+    if "driver worker exited" in text:  # it calls init, to see which variables there are, and cannot say why it failed
+        return Failed(
+            f"{place}: {_name(sink.aggregate.step)} raised an error in init",  # type: ignore[union-attr]
+            why=message_of(Exception(text))[:300],
+            log=spark_log(),
         )
     if re.search(r"STATE_STORE_\w*SCHEMA|STATE_STORE_INVALID_\w*AFTER_RESTART|STV_SCHEMA", text):
         return Failed(
