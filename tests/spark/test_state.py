@@ -171,6 +171,12 @@ def test_the_example_of_the_page_by_event_time(shop: Workshop, headrace_topic: T
     assert shop.rows("tables/silence") == [{"vehicle": 2, "last": minutes(0).replace(tzinfo=None)}]
     reasons = {row["reason"] for row in shop.dead("silence")}
     assert {"tables/silence: at is null: no timer goes by it", "later than 1 minute"} < reasons
+    pipeline = shop.pipeline("silence")
+    pipeline.rewind(pipeline.plan_rewind("batch:2", shop.cluster))
+    report = shop.run("silence")  # with the state of then
+    assert totals(report) == {"written": 1, "late": 1, "dead": 2}
+    assert _step(report) == (1, 0, 1, 1, 1)
+    assert len(shop.rows("tables/silence")) == 2
 
 
 def _drawn(count: int, seed: int) -> list[dict[str, Any]]:
