@@ -33,6 +33,8 @@ def kept(spark: SparkSession, checkpoint: Checkpoint, key: str | None, limit: in
     session = spark.newSession()
     if PROVIDER in conf:  # the reader takes the one of the session
         session.conf.set(PROVIDER, conf[PROVIDER])
+    # The reader asks a part of Spark that only begins with a session's queries.
+    _ = session.streams
     for name, found in _parts(session, checkpoint):
         values = F.map_values(F.from_json(F.to_json("key"), "map<string, string>"))
         wanted = found.where(F.array_contains(values, key)) if key is not None else found
