@@ -103,8 +103,8 @@ def test_the_readmes_example_runs(tmp_path: Path) -> None:
     Cluster(tmp_path / "demo").down(wipe=True)
 
 
-#: The pages whose Python runs elsewhere: in another test of this file, with a registry, as a test of the plugin.
-_ELSEWHERE = {"README.md", "pipelines.md", "tables.md", "schemas.md", "testing.md"}
+#: The pages whose Python runs elsewhere: in another test, with a registry or a Spark session, as a test of the plugin.
+_ELSEWHERE = {"README.md", "pipelines.md", "tables.md", "schemas.md", "state.md", "testing.md"}
 _ON_A_KAFKA = [page for page in PAGES if page.name not in _ELSEWHERE and python_blocks(page)]
 
 

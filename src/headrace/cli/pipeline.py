@@ -273,7 +273,9 @@ def _show_report(app: App, report: RunReport, seconds: float) -> None:
 LEDGER = (
     "topic", "partition", "offsets", "read", "written", "dead", "late", "filtered", "duplicate", "rows", "balanced"
 )  # fmt: skip
-SINKS = ("sink", "rows", "skipped", "waiting", "taken", "applied", "deleted", "superseded", "balanced")
+SINKS = (
+    "sink", "rows", "skipped", "waiting", "taken", "made", "in state", "applied", "deleted", "superseded", "balanced"
+)  # fmt: skip
 LOOKUPS = ("lookup", "version", "batches")
 JOINS = ("side of the join", "entered", "matched", "unmatched", "waiting", "balanced")
 
@@ -285,7 +287,10 @@ def ledger_cells(line: Any) -> list[object]:
 
 
 def _sink_cells(line: Any) -> list[object]:
-    counts = [line.rows, line.skipped, line.waiting, line.taken, line.applied, line.deleted, line.superseded]
+    counts = [
+        line.rows, line.skipped, line.waiting, line.taken, line.made, line.state, line.applied, line.deleted,
+        line.superseded,
+    ]  # fmt: skip
     cells = ["-" if count is None else f"{count:,}" for count in counts]
     return [line.sink, *cells, "yes" if line.balanced else "NO"]
 
@@ -305,7 +310,7 @@ _PARTS: dict[str, tuple[tuple[str, ...], Callable[[Any], list[object]]]] = {
     "partitions": (LEDGER, ledger_cells), "sinks": (SINKS, _sink_cells),
     "lookups": (LOOKUPS, _lookup_cells), "joins": (JOINS, _join_cells),
 }  # fmt: skip
-_ONLY_OF_CHANGES = {"applied", "deleted", "superseded"}
+_ONLY_OF_SOME = {"made", "in state", "applied", "deleted", "superseded"}
 
 
 def _part_documents(parts: Mapping[str, Iterable[Any]], run: str | None = None) -> dict[str, list[dict[str, object]]]:
@@ -319,7 +324,7 @@ def _print_parts(parts: Mapping[str, Sequence[Any]], *, with_run: bool = False) 
         rows = [cells(line) for line in lines]
         shown = [
             at for at, title in enumerate(titles)
-            if title not in _ONLY_OF_CHANGES or any(row[at] != "-" for row in rows)
+            if title not in _ONLY_OF_SOME or any(row[at] != "-" for row in rows)
         ]  # fmt: skip
         first = [[line.run] if with_run else [] for line in lines]
         if lines or name in {"partitions", "sinks"}:
@@ -460,10 +465,10 @@ def ledger(app: App, name: str, wanted: str | None, by_rule: bool, file: Path | 
 @any_kafka
 @click.pass_obj
 def state(app: App, name: str, key: str | None, limit: int, file: Path | None) -> None:
-    """Show the state that a join or an aggregate of mode watermark of NAME keeps, as of its last batch.
+    """Show the state that a join or an aggregate of mode watermark or state of NAME keeps, as of its last batch.
 
     Spark reads it from the checkpoint, whether the pipeline runs or not. For a join: the rows of both sides that may
-    still find partners.
+    still find partners. For a class: its variables and timers, by key.
 
     \b
     headrace pipeline state transit

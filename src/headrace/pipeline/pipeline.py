@@ -257,7 +257,7 @@ class Pipeline:
     def kept_state(
         self, key: str | None = None, *, limit: int = 20, spark: SparkSession | None = None, progress: Progress = SILENT
     ) -> list[dict[str, Any]]:
-        """What a join or an aggregate of mode watermark keeps, as of the last batch: `of` which part, `key`, `value`.
+        """What a join or a streaming aggregate keeps, as of the last batch: `of` which part, `key`, `value`.
 
         At most `limit` entries of each part; with `key`, those in whose key that value is.
         """

@@ -61,6 +61,8 @@ create table if not exists matches (
   primary key (epoch, batch, topic, partition, bucket));
 create table if not exists windows (
   epoch integer, batch integer, sink text, ends integer, rows integer, primary key (epoch, batch, sink, ends));
+create table if not exists steps (
+  epoch integer, batch integer, sink text, made integer, kept integer, primary key (epoch, batch, sink));
 create table if not exists lookups (
   epoch integer, batch integer, lookup text, version text, primary key (epoch, batch, lookup));
 """
@@ -96,6 +98,8 @@ class SinkCount:
     windows: Mapping[int, int] = field(default_factory=dict)
     #: Of a sink that takes changes by key.
     changed: Changed | None = None
+    #: Of a sink behind a class with state: the rows that it gave. `records` are those that it was given.
+    made: int | None = None
 
     @classmethod
     def of(cls, sink: str, expected: int, records: int | None, given: int | None = None, skipped: int = 0) -> SinkCount:
@@ -186,7 +190,8 @@ class SinkLine:
     rows: int | None
     #: Left out by the sink's own `where`.
     skipped: int | None
-    #: Rows that the sink took: written, or added to its aggregate. Of one behind a watermark: finished windows.
+    #: Rows that the sink took: written, or added to its aggregate. Of one behind a watermark: finished windows; of one
+    #: behind a class with state: rows that the class was given.
     taken: int
     #: Rows in windows that were open when the run ended; None where there are none, or that cannot be known.
     waiting: int | None
@@ -194,6 +199,9 @@ class SinkLine:
     applied: int | None
     deleted: int | None
     superseded: int | None
+    #: Of a class with state: the rows that it gave, and the entries of its state behind the last batch.
+    made: int | None
+    state: int | None
     balanced: bool
 
 
@@ -301,6 +309,7 @@ class Ledger:
             "sinks": [(s.sink, s.expected, s.records, s.replayed) for s in entry.sinks],
             "sink_rows": [(s.sink, s.given, s.skipped, s.watermark) for s in entry.sinks if s.given is not None],
             "changes": [(s.sink, *astuple(s.changed)) for s in entry.sinks if s.changed],
+            "steps": [(s.sink, s.made, None) for s in entry.sinks if s.made is not None],
             "rows": [(*k, rows) for k, rows in entry.rows.items()],
             "lookups": list(entry.lookups.items()),
             "windows": [
@@ -315,6 +324,13 @@ class Ledger:
                 db.execute(f"delete from {table} where epoch = ? and batch = ?", key)  # noqa: S608 - our own names
                 for row in rows:
                     db.execute(f"insert into {table} values (?, ?{', ?' * len(row)})", (*key, *row))  # noqa: S608
+
+    def note_state(self, epoch: int, batch: int, sink: str, kept: int) -> None:
+        """How much a class with state keeps behind that batch: this is known when the batch has been entered."""
+        with self._open() as db:
+            db.execute(
+                "update steps set kept = ? where epoch = ? and batch = ? and sink = ?", (kept, epoch, batch, sink)
+            )
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -414,10 +430,10 @@ class Ledger:
             found = ask(
                 """select run, sink, case when count(given) = count(*) then sum(given) end,
                           case when count(given) = count(*) then sum(skipped) end, sum(records),
-                          max(batch), max(watermark), sum(applied), sum(deleted), sum(superseded),
+                          max(batch), max(watermark), sum(applied), sum(deleted), sum(superseded), sum(made),
                           sum(expected != records or records != coalesce(applied + deleted + superseded, records)) = 0
                    from sinks join batches using (epoch, batch) left join sink_rows using (epoch, batch, sink)
-                   left join changes using (epoch, batch, sink)
+                   left join changes using (epoch, batch, sink) left join steps using (epoch, batch, sink)
                    where :run is null or run = :run group by run, sink order by min(at), min(sinks.rowid)"""
             )
             return [
@@ -431,10 +447,13 @@ class Ledger:
                     applied,
                     deleted,
                     superseded,
+                    made,
+                    _kept(ask, sink, batch) if made is not None else None,
                     bool(balanced),
                 )
-                for name, sink, given, skipped, taken, batch, watermark, applied, deleted, superseded, balanced in found
-            ]
+                for name, sink, given, skipped, taken, batch, watermark, applied, deleted, superseded, made, balanced
+                in found
+            ]  # fmt: skip
 
     def lookups(self, run: str | None = None) -> list[LookupLine]:
         """Per run, lookup and version."""
@@ -577,6 +596,15 @@ def _join_waiting(ask: _Ask, side: str, batch: int) -> tuple[int, int]:
         batch=batch, side=side,
     )  # fmt: skip
     return int(waiting), int(still_open)
+
+
+def _kept(ask: _Ask, sink: str, batch: int) -> int | None:
+    """The entries of the state behind that batch; None if the run was killed before it could note them."""
+    ((kept,),) = ask(
+        "select kept from steps where sink = :sink and batch = :batch order by epoch desc limit 1",
+        sink=sink, batch=batch,
+    )  # fmt: skip
+    return None if kept is None else int(kept)
 
 
 def _waiting(ask: _Ask, sink: str, batch: int, watermark: int | None) -> int | None:

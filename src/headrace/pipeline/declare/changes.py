@@ -162,6 +162,7 @@ def _aggregate(aggregate: Aggregate) -> dict[str, object]:
     return {
         "mode": aggregate.mode, "by": list(aggregate.by), "values": dict(aggregate.values),
         "window": asdict(window) if window else None, "python": _name(aggregate.step) if aggregate.step else None,
+        **({"timers": aggregate.timers} if aggregate.mode == "state" else {}),
     }  # fmt: skip
 
 
@@ -303,7 +304,7 @@ def _sinks(old: Document, new: Document, name: str) -> Iterator[Change]:
 
 def _is_stateful(sink: Document | None) -> bool:
     aggregate = sink.get("aggregate") if sink else None
-    return aggregate is not None and aggregate["mode"] == "watermark"
+    return aggregate is not None and aggregate["mode"] in {"watermark", "state"}
 
 
 def _sink_changes(old: Document, new: Document, label: str, name: str) -> Iterator[Change]:

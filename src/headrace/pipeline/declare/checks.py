@@ -89,8 +89,9 @@ def _check_lookups(declaration: Declaration) -> None:
                 why="an event may be a deletion, and still have the row that is gone",
                 hint="a pipeline with `changes` writes them to a Delta table, which can be looked up",
             )  # fmt: skip
-        if declaration.trigger.kind == "realtime" or declaration.streaming_aggregate:
-            mode = "realtime" if declaration.trigger.kind == "realtime" else "an aggregate of mode watermark"
+        streaming = declaration.streaming_aggregate
+        if declaration.trigger.kind == "realtime" or streaming is not None:
+            mode = "realtime" if streaming is None else f"an aggregate of mode {streaming.mode}"
             raise declaration.wrong(
                 f"a lookup does not go together with {mode}", "lookup", at,
                 why="a lookup is made once for a whole batch, and such rows are not seen as a batch",
@@ -115,8 +116,10 @@ def _check_aggregate(declaration: Declaration, sink: Sink, aggregate: Aggregate)
             why="its rows change as more records come",
             hint="a delta table, a table of PostgreSQL, or mode = \"watermark\"",
         )  # fmt: skip
-    if sink.kind == "postgres":
+    if sink.kind == "postgres" and aggregate.mode != "state":
         _check_aggregate_key(declaration, sink, aggregate)
+    if aggregate.mode == "state" or isinstance(aggregate.step, type):
+        _check_state(declaration, sink, aggregate)
     if aggregate.window and not declaration.event_time:
         raise declaration.wrong("windows need event_time", *at, hint='event_time = "COLUMN"')
     if aggregate.mode == "merge" and aggregate.window and aggregate.window.session:
@@ -124,19 +127,43 @@ def _check_aggregate(declaration: Declaration, sink: Sink, aggregate: Aggregate)
             "session windows cannot be merged", *at,
             why="a late row may join two sessions into one", hint='mode = "watermark" or mode = "recompute"',
         )  # fmt: skip
-    if aggregate.mode == "watermark" and not declaration.watermark:
+    if aggregate.has_watermark and not declaration.watermark:
+        other = ', or timers = "processing time"' if aggregate.mode == "state" else ""
         raise declaration.wrong(
-            "mode watermark needs a watermark", *at, hint='event_time = "COLUMN" and watermark = "10 minutes"'
-        )
-    if aggregate.mode == "watermark" and sink.select and sink.select.get(str(time := declaration.event_time)) != time:
+            f"mode {aggregate.mode} needs a watermark", *at,
+            hint=f'event_time = "COLUMN" and watermark = "10 minutes"{other}',
+        )  # fmt: skip
+    if aggregate.has_watermark and sink.select and sink.select.get(str(time := declaration.event_time)) != time:
         raise declaration.wrong(
             f"the select of a sink with a watermark does not keep {time}", *at, "select",
             why="lateness is judged by the event time", hint=f'select = {{ {time} = "{time}", … }}',
         )  # fmt: skip
     if aggregate.mode == "recompute":
         _check_recompute(declaration, sink, aggregate)
-    if len([s for s in declaration.sinks if s.aggregate and s.aggregate.mode == "watermark"]) > 1:
-        raise declaration.wrong("only one sink can have an aggregate of mode watermark", *at)
+    if len([s for s in declaration.sinks if s.aggregate and s.aggregate.is_streaming]) > 1:
+        raise declaration.wrong("only one sink can have an aggregate of mode watermark or state", *at)
+
+
+def _check_state(declaration: Declaration, sink: Sink, aggregate: Aggregate) -> None:
+    """What the class must be is seen by Spark (`spark/stateful.py`)."""
+    at = (*declaration.path_of(sink), "aggregate")
+    if aggregate.mode != "state":
+        raise declaration.wrong(
+            f"mode {aggregate.mode} takes a function, and python names a class", *at, hint='mode = "state"'
+        )
+    if aggregate.step is None or aggregate.values or aggregate.window:
+        raise declaration.wrong(
+            "mode state needs a class, and nothing beside it", *at,
+            why="what it keeps and computes is up to the class", hint='python = "module:Class", by = ["COLUMN"]',
+        )  # fmt: skip
+    if not aggregate.by:
+        raise declaration.wrong("mode state needs by", *at, why="state is kept per key", hint='by = ["COLUMN"]')
+    if declaration.deduplicate:
+        raise declaration.wrong(
+            "deduplicate does not go together with mode state", "deduplicate",
+            why="duplicates are found in a whole batch, and the class sees rows before that",
+            hint="deduplicate in a pipeline before, into a topic",
+        )  # fmt: skip
 
 
 def _check_aggregate_key(declaration: Declaration, sink: Sink, aggregate: Aggregate) -> None:
@@ -144,7 +171,7 @@ def _check_aggregate_key(declaration: Declaration, sink: Sink, aggregate: Aggreg
     at, window = declaration.path_of(sink), WINDOW if aggregate.window else ()
     whole = [*aggregate.by, *window[:1]]
     hint = f"key = {json.dumps(whole)}" if whole else 'by = ["COLUMN"], and key = ["COLUMN"]'
-    if not sink.keys and aggregate.mode != "watermark":
+    if not sink.keys and not aggregate.is_streaming:
         raise declaration.wrong(
             f"an aggregate of mode {aggregate.mode} in PostgreSQL needs a key", *at,
             why="its rows change as more records come: by the key, the row to update is found", hint=hint,
@@ -260,6 +287,7 @@ def _check_join(declaration: Declaration, join: Join) -> None:
             "start",
             hint='"beginning", "end", or a time; both topics start there',
         )
+    streaming = declaration.streaming_aggregate
     unfit = [
         ("deduplicate", declaration.deduplicate is not None, "a join cannot follow deduplicate",
          "deduplicate in a pipeline before, into a topic"),
@@ -267,7 +295,7 @@ def _check_join(declaration: Declaration, join: Join) -> None:
          "look up in a pipeline before, into a topic"),
         ("into", any(sink.changes for sink in declaration.sinks), "changes by key cannot follow a join",
          "join into a topic, and take the changes from there"),
-        ("into", declaration.streaming_aggregate is not None, "an aggregate of mode watermark cannot follow a join",
+        ("into", streaming is not None, f"an aggregate of mode {streaming and streaming.mode} cannot follow a join",
          'mode = "merge" or mode = "recompute"'),
         ("trigger", declaration.trigger.kind == "realtime", "realtime keeps no state, and a join does",
          'trigger = "1 second"'),

@@ -8,7 +8,8 @@
 
 `reading.py` reads the file and `checks.py` finds what does not fit together, without Spark. What needs Spark (SQL,
 columns) is checked by `spark/check.py`, without data, before a run.
-A Python function `DataFrame -> DataFrame` may replace `decode`, `select`, `where` or a sink's `aggregate`.
+A Python function `DataFrame -> DataFrame` may replace `decode`, `select`, `where` or a sink's `aggregate`; a class with
+state per key may be an aggregate, too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from headrace.text import parse_span
 
 Action = Literal["dead", "drop", "warn", "fail"]
 Format = Literal["json", "csv", "text", "avro", "json-schema", "protobuf", "debezium"]
-Mode = Literal["merge", "watermark", "recompute"]
+Mode = Literal["merge", "watermark", "recompute", "state"]
+Timers = Literal["event time", "processing time"]
 Unmatched = Literal["null", "dead"]
 JoinKind = Literal["inner", "left"]
 #: A step in Python: gets a DataFrame, gives a DataFrame.
@@ -123,7 +125,8 @@ class Aggregate:
 
     `merge` adds each batch's partial results to the table: right for rows however late. `watermark` is Spark's own
     stateful operator: bounded state, final rows, late rows rejected. `recompute` recomputes a key from the first
-    table of rows whenever it gets new ones: any SQL, window functions too.
+    table of rows whenever it gets new ones: any SQL, window functions too. `state` is a class of the user's own, a
+    `StatefulProcessor` of Spark's: what it keeps per key, and when it gives rows, is up to it.
     """
 
     by: tuple[str, ...]
@@ -131,6 +134,18 @@ class Aggregate:
     window: Window | None = None
     mode: Mode = "merge"
     step: Step | None = None
+    #: Of mode state: what the timers of the class go by.
+    timers: Timers = "event time"
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether Spark's stateful operator makes its rows."""
+        return self.mode in {"watermark", "state"}
+
+    @property
+    def has_watermark(self) -> bool:
+        """Whether rows can be too late for it."""
+        return self.mode == "watermark" or (self.mode == "state" and self.timers == "event time")
 
     @property
     def has_window_functions(self) -> bool:
@@ -180,6 +195,11 @@ class Sink:
     def type(self) -> SinkKind:
         """What is known of its kind."""
         return sink_kind(self.kind)
+
+    @property
+    def mode(self) -> str:
+        """Of its aggregate, if it has one."""
+        return self.aggregate.mode if self.aggregate else ""
 
     @property
     def has_every_row(self) -> bool:
@@ -372,7 +392,7 @@ class Declaration(Declared):
     @property
     def streaming_aggregate(self) -> Sink | None:
         """The sink that Spark's stateful operator feeds, if there is one."""
-        return next((s for s in self.sinks if s.aggregate and s.aggregate.mode == "watermark"), None)
+        return next((s for s in self.sinks if s.aggregate and s.aggregate.is_streaming), None)
 
 
 def interval(text: str) -> str:

@@ -33,6 +33,7 @@ from headrace.pipeline.declare.declaration import (
     Rule,
     Sink,
     Step,
+    Timers,
     Trigger,
     Unmatched,
     View,
@@ -333,14 +334,18 @@ class _Reader:
 
     def _aggregate(self, given: object, at: Keys) -> Aggregate:
         table = self._table(given, at)
-        self._only(table, at, ("by", "values", "window", "slide", "session", "mode", "python"))
+        self._only(table, at, ("by", "values", "window", "slide", "session", "mode", "python", "timers"))
         by = self._words(table.get("by", ()), (*at, "by"))
         step = self._step(at, table) if "python" in table else None
-        mode: Mode = self._choice(table, "mode", get_args(Mode), "recompute" if step else "merge", at)
+        default = "state" if isinstance(step, type) else "recompute" if step else "merge"
+        mode: Mode = self._choice(table, "mode", get_args(Mode), default, at)
         values = self._expressions(self._table(table.get("values", {}), (*at, "values")), (*at, "values"))
         if not values and step is None:
             raise self._error(at, "the aggregate has no values", hint='values = { revenue = "sum(total)" }')
-        return Aggregate(by, values, self._window(table, at), mode, step)
+        timers: Timers = self._choice(table, "timers", get_args(Timers), "event time", at)
+        if "timers" in table and mode != "state":
+            raise self._error((*at, "timers"), "timers belong to mode state", hint='mode = "state"')
+        return Aggregate(by, values, self._window(table, at), mode, step, timers)
 
     def _window(self, table: dict[str, object], at: Keys) -> Window | None:
         spans = {key: self._span(table, (*at, key)) for key in ("window", "slide", "session")}

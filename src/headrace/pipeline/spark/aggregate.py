@@ -9,7 +9,7 @@
 Both change a Delta table by one MERGE with the batch's number in it: a replayed batch changes nothing. A database gets
 the rows of the keys that a batch touches. What is merged for it is in a Delta table of the checkpoint, so it is written
 before the database, and a replayed batch that finds it written still gives the database its rows.
-The third way, Spark's own stateful operator, lies in `watermark.py`.
+The other ways, Spark's own stateful operators, lie in `watermark.py` and `stateful.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from headrace.errors import Failed
 from headrace.pipeline.books.ledger import SinkCount
 from headrace.pipeline.declare.declaration import WINDOW, Aggregate, Declaration, Sink, interval
-from headrace.pipeline.spark import internals
+from headrace.pipeline.spark import internals, stateful
 from headrace.pipeline.spark.demands import passes_where
 from headrace.pipeline.spark.sinks.delta import ensure_table, merge_into, note_of, replace_keys
 from headrace.pipeline.spark.sinks.sinks import Batch, filtered, shape, with_identity, without_identity, writer_of
@@ -67,6 +67,8 @@ def made(sink: Sink, rows: DataFrame, declaration: Declaration) -> DataFrame:
     if sink.aggregate.mode == "merge":
         plan = merge_plan(rows.sparkSession, declaration, sink)
         return _mergeable(rows, declaration, sink.aggregate, plan)
+    if sink.mode == "state":
+        return stateful.made(rows, declaration, sink)
     return computed(rows, declaration, sink.aggregate)
 
 

@@ -105,7 +105,7 @@ def _check_sink(declaration: Declaration, sink: Sink, rows: DataFrame) -> Struct
     with errors_at(declaration, *at, "select"):
         given = sinks.shape(sink, given)
     if sink.aggregate is not None:
-        if sink.aggregate.step is not None:
+        if sink.aggregate.step is not None and sink.mode != "state":
             return None
         hint = "the aggregate sees the columns of this sink's select" if sink.select else None
         with errors_at(declaration, *at, "aggregate", hint=hint):
@@ -138,12 +138,14 @@ def _check_row_counts(classifier: Classifier, trigger: Trigger) -> None:
         "realtime": 'another trigger, as "1 second"',
         "a join": "make the rows in a pipeline before, into a topic",
         "an aggregate of mode watermark": 'mode = "merge" or mode = "recompute"',
+        "an aggregate of mode state": "make the rows in a pipeline before, into a topic",
     }
-    stateful = classifier.declaration.streaming_aggregate is not None
-    found = (trigger.kind == "realtime", classifier.joined is not None, stateful)
+    streaming = classifier.declaration.streaming_aggregate
+    modes = [streaming is not None and streaming.mode == mode for mode in ("watermark", "state")]
+    found = (trigger.kind == "realtime", classifier.joined is not None, *modes)
     judge = next((name for name, is_so in zip(hints, found, strict=True) if is_so), None)
     for side in [classifier, *([classifier.joined.right] if classifier.joined else [])] if judge else ():
-        loose = () if judge == "an aggregate of mode watermark" else side.loose_steps
+        loose = () if any(modes) else side.loose_steps
         what = side.generator.text if side.generator else f"the {loose[0]} function" if loose else None
         if what is not None:
             raise side.declaration.wrong(

@@ -93,7 +93,7 @@ class _Demand:
         self.filters = any(step.where for step in self._way)
         self._tried = tried
         aggregate = sink.aggregate
-        timed = aggregate is not None and (aggregate.window is not None or aggregate.mode == "watermark")
+        timed = aggregate is not None and (aggregate.window is not None or aggregate.has_watermark)
         self._time = declaration.event_time if timed else None
         self._inputs: list[str] | None = None
         self.limits: tuple[Limit, ...] = ()
@@ -187,9 +187,11 @@ class _Demand:
     def _without_window(self, columns: str, wanted: Column) -> list[Column]:
         """Why a row has no window: it has no time, or one too near to the end of all times."""
         at = F.col(f"{columns}.`{self._time}`")
-        missing = self._unfit("event_time", F.lit(f"{self._time} is null: it has no window"))
+        aggregate = self.sink.aggregate
+        lacks = "no timer goes by it" if aggregate and aggregate.mode == "state" else "it has no window"
+        missing = self._unfit("event_time", F.lit(f"{self._time} is null: {lacks}"))
         unfit = [F.when(wanted & at.isNull(), missing)]
-        window = self.sink.aggregate.window if self.sink.aggregate else None
+        window = aggregate.window if aggregate else None
         if window is not None:
             # Spark looks at windows on both sides of the one that it is.
             last = LAST_MICROSECOND - 2 * int(span_s(window.size) * 1_000_000)

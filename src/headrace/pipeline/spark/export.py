@@ -97,8 +97,8 @@ def _refused_of(sink: Sink) -> Iterator[tuple[tuple[str, ...], str]]:
     if sink.aggregate is not None:
         for name in _unknown(sink.aggregate):
             yield ("aggregate", name), "an aggregate by a Python function" if name == "step" else name
-        if sink.aggregate.mode == "watermark":
-            yield ("aggregate", "mode"), "mode watermark with late rows as dead letters"
+        if sink.aggregate.is_streaming:
+            yield ("aggregate", "mode"), f"mode {sink.mode} with late rows as dead letters"
 
 
 def _unknown(given: Any) -> Iterator[str]:

@@ -16,7 +16,7 @@ from headrace.pipeline.books.checkpoint import Checkpoint, Offsets
 from headrace.pipeline.books.folder import PipelineFolder
 from headrace.pipeline.declare.changes import recreated
 from headrace.pipeline.declare.declaration import Declaration
-from headrace.pipeline.spark import internals
+from headrace.pipeline.spark import internals, stateful
 from headrace.pipeline.spark.aggregate import DATA_HINT, data_error
 from headrace.pipeline.spark.classify import message_of
 from headrace.pipeline.spark.session import is_local, spark_log
@@ -64,6 +64,9 @@ def describe(
             why="nothing of the batch counts as done; it is taken again at the next start",
             hint="make room, then start it again",
         )
+    raised = stateful.failure(text, declaration)
+    if raised is not None:
+        return raised
     said = data_error(error)
     if said is not None:
         where = declaration.place("into")

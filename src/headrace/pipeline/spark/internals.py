@@ -25,6 +25,7 @@ from pyspark.sql import functions as F
 if TYPE_CHECKING:
     import pyarrow
     from pyspark import SparkContext
+    from pyspark.sql.types import StructType
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -215,6 +216,29 @@ def map_in_arrow(rows: DataFrame, function: Any, schema: str) -> DataFrame:
 
     udf = UserDefinedFunction(function, StructType.fromDDL(schema), evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
     made = _java_frame(rows).mapInArrow(udf(*[rows[name] for name in rows.columns])._jc, False, None)
+    return DataFrame(made, rows.sparkSession)
+
+
+def _public_transform(rows: DataFrame, keys: list[Column], processor: Any, schema: StructType, time: str) -> DataFrame:
+    return rows.groupBy(*keys).transformWithState(processor, schema, "append", time)
+
+
+@_or_public(_public_transform)
+def transform_with_state(
+    rows: DataFrame, keys: list[Column], processor: Any, schema: StructType, time: str
+) -> DataFrame:
+    """Uses Java's `transformWithStateInPySpark`: PySpark's own requires pandas, which rows as `Row` do not use."""
+    from pyspark.sql.streaming.stateful_processor_util import TransformWithStateInPandasUdfUtils
+    from pyspark.sql.udf import UserDefinedFunction
+    from pyspark.util import PythonEvalType
+
+    call = TransformWithStateInPandasUdfUtils(processor, time).transformWithStateUDF
+    kind = PythonEvalType.SQL_TRANSFORM_WITH_STATE_PYTHON_ROW_UDF
+    udf = UserDefinedFunction(call, schema, evalType=kind)
+    grouped: Any = rows.groupBy(*keys)
+    java_schema = _java_session(rows.sparkSession).parseDataType(schema.json())
+    column = udf(*[rows[name] for name in rows.columns])._jc
+    made = grouped._jgd.transformWithStateInPySpark(column, java_schema, "append", time, None, "")
     return DataFrame(made, rows.sparkSession)
 
 

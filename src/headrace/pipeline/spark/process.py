@@ -76,10 +76,11 @@ class BatchProcessor:
         steps = self.classifier.loose_steps
         if steps:
             outcomes.fill_filtered(entry, outcomes.delivered(raw), ", ".join(steps))
-        if self.declaration.streaming_aggregate and entry.written_rows != entry.total("written"):
+        streaming = self.declaration.streaming_aggregate
+        if streaming and entry.written_rows != entry.total("written"):
             raise Failed(
                 f"{self.declaration.place(*steps[:1])}: the function made several rows of one record",
-                why="an aggregate of mode watermark sees rows, not records; nothing of the batch was written",
+                why=f"an aggregate of mode {streaming.mode} sees rows, not records; nothing was written",
                 hint='mode = "merge" or mode = "recompute"',
             )
         if entry.delivered != entry.counted:

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from headrace.errors import Failed, Unreachable
+from headrace.errors import Failed
 from headrace.pipeline.books.checkpoint import Place
 from headrace.pipeline.books.ledger import BatchEntry, JoinCount, SinkCount
 from headrace.pipeline.declare.declaration import LETTERS
 from headrace.pipeline.spark import source
 from headrace.pipeline.spark.classify import RAW_SCHEMA, Classifier, nothing
-from headrace.pipeline.spark.decode import RegisteredDecoder, struct_of
+from headrace.pipeline.spark.decode import Decoder, struct_of
 from headrace.pipeline.spark.sinks import sinks
 from headrace.pipeline.spark.strategies.batch_log import BatchLog
-from headrace.pipeline.spark.strategies.strategy import RunContext, Strategy
+from headrace.pipeline.spark.strategies.strategy import RunContext, Strategy, keep_in_rocksdb
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from headrace.pipeline.spark.joined import Joined
     from headrace.pipeline.spark.process import BatchProcessor
 
-_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-# The default keeps all state in the heap of the JVM, and two versions of it.
-_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 # Of the span of the join: the times of rows are counted by them.
 _STEPS = 60
 
@@ -57,10 +54,8 @@ class JoinStreams(Strategy):
 
     def start(self) -> StreamingQuery:
         context = self.context
-        if _PROVIDER not in context.declaration.spark:
-            context.spark.conf.set(_PROVIDER, _ROCKSDB)
-        for decoder in self._registered():
-            decoder.know_all()
+        keep_in_rocksdb(context)
+        self.know_schemas()
         self._late.clear()
         left, right = (context.read_stream(side.classifier.declaration) for side in self._sides.values())
         each = context.each_batch(self.process)
@@ -78,14 +73,12 @@ class JoinStreams(Strategy):
         """The records of the batch have their outcomes, and the rows that came out of the join are written."""
         log = BatchLog(made.sparkSession, self.context.checkpoint, sources=len(self._sides))
         spans, late_ms = log.spans(batch.number), log.watermark_ms(batch.number - 1)
-        known = self._schemas()
+        known = self.known_schemas
         looks = {
             name: _look(self.joined, side, self._records(side.classifier, spans, batch), _of_side(batch, name), late_ms)
             for name, side in self._sides.items()
         }
-        if self._schemas() > known:
-            # The query was planned without them: it is started again, and the batch repeated.
-            raise Unreachable("a record names a schema that is new", why="the query starts again with it")
+        self.require_known_schemas(known)
         entry = _together([look.entry for look in looks.values()], batch)
         self._late[batch.number] = entry.total("late")
         rows = self.joined.rows(made).persist()
@@ -105,12 +98,9 @@ class JoinStreams(Strategy):
         ]
         return entry
 
-    def _registered(self) -> list[RegisteredDecoder]:
-        decoders = [side.classifier.decoder for side in self._sides.values()]
-        return [decoder for decoder in decoders if isinstance(decoder, RegisteredDecoder)]
-
-    def _schemas(self) -> int:
-        return sum(decoder.known for decoder in self._registered())
+    @property
+    def decoders(self) -> list[Decoder]:
+        return [side.classifier.decoder for side in self._sides.values()]
 
     def _records(self, side: Classifier, spans: Mapping[Place, tuple[int, int]], batch: sinks.Batch) -> DataFrame:
         """The records of the batch from the topics of that side, read by their offsets."""

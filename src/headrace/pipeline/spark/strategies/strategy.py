@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
+from headrace.errors import Unreachable
 from headrace.pipeline.books.ledger import BatchEntry
 from headrace.pipeline.declare.declaration import Declaration, Trigger
-from headrace.pipeline.spark import source
+from headrace.pipeline.spark import source, state
+from headrace.pipeline.spark.decode import Decoder, RegisteredDecoder
 from headrace.pipeline.spark.letters import letter_headers
 from headrace.pipeline.spark.process import BatchProcessor
 from headrace.pipeline.spark.sinks.sinks import Batch
@@ -69,6 +71,12 @@ class RunContext:
         return query
 
 
+def keep_in_rocksdb(context: RunContext) -> None:
+    """State is in RocksDB. The default keeps all of it in the heap of the JVM, and two versions of it."""
+    if state.PROVIDER not in context.declaration.spark:
+        context.spark.conf.set(state.PROVIDER, state.ROCKSDB)
+
+
 class Strategy(ABC):
     """How a run takes records. One per run; `start` is called again when the query was cut off."""
 
@@ -78,6 +86,29 @@ class Strategy(ABC):
     @abstractmethod
     def start(self) -> StreamingQuery:
         """The query runs."""
+
+    # -- schemas of a registry, where the query itself decodes -------------------------------------------------------
+
+    @property
+    def decoders(self) -> list[Decoder]:
+        return [self.context.classifier.decoder]
+
+    def know_schemas(self) -> None:
+        """Every version is known: a query that was started cannot learn on the way."""
+        for decoder in self.decoders:
+            if isinstance(decoder, RegisteredDecoder):
+                decoder.know_all()
+
+    @property
+    def known_schemas(self) -> int:
+        return sum(decoder.known for decoder in self.decoders if isinstance(decoder, RegisteredDecoder))
+
+    def require_known_schemas(self, before: int) -> None:
+        """A batch has brought no schema that the query was planned without; else it starts again, with the batch."""
+        if self.known_schemas > before:
+            raise Unreachable("a record names a schema that is new", why="the query starts again with it")
+
+    # -- on the way --------------------------------------------------------------------------------------------------
 
     def may_stop(self, query: StreamingQuery) -> bool:
         """Whether the query can be stopped now: between two batches, where nothing has to be replayed."""

@@ -38,35 +38,40 @@ class Watermark(Strategy):
         self.sink = sink
 
     def start(self) -> StreamingQuery:
-        declaration, sink = self.context.declaration, self.sink
-        assert sink.aggregate is not None
+        self.know_schemas()
+        rows = self.context.classifier.classify(self.context.read_stream()).where("_outcome = 'written'")
+        wanted = sinks.shape(self.sink, rows.where(passes_where(self.context.declaration, self.sink)))
+        each = self.context.each_batch(self.process)
+        return self.context.start(self.made(wanted).writeStream.outputMode("append").foreachBatch(each))
+
+    def made(self, rows: DataFrame) -> DataFrame:
+        """What the operator makes of the stream of rows."""
+        declaration, aggregate = self.context.declaration, self.sink.aggregate
+        assert aggregate is not None
         assert declaration.event_time is not None
         assert declaration.watermark is not None
-        rows = self.context.classifier.classify(self.context.read_stream()).where("_outcome = 'written'")
-        wanted = sinks.shape(sink, rows.where(passes_where(declaration, sink)))
-        aged = wanted.withWatermark(declaration.event_time, interval(declaration.watermark))
-        made = computed(aged, declaration, sink.aggregate)
-        each = self.context.each_batch(self.process)
-        return self.context.start(made.writeStream.outputMode("append").foreachBatch(each))
+        aged = rows.withWatermark(declaration.event_time, interval(declaration.watermark))
+        return computed(aged, declaration, aggregate)
 
     def process(self, made: DataFrame, batch: sinks.Batch) -> BatchEntry:
-        """The windows that the batch has closed, and its records, are written."""
+        """What the operator made of the batch, and its records, are written."""
         declaration, number = self.context.declaration, batch.number
         log = BatchLog(made.sparkSession, self.context.checkpoint)
         late = _is_late(declaration, self.sink, log.watermark_ms(number - 1))
         windows = _Windows(declaration, self.sink, log.watermark_ms(number))
         spans = log.spans(number)
         records = source.read_again(batch.spark, declaration, self.context.connection, spans)
+        known = self.known_schemas
         entry = self.context.processor.process(records, batch, late, windows.count)
-        entry.sinks.append(_write(self.sink, made, batch, windows))
+        self.require_known_schemas(known)
+        took = self.write(made, batch)
+        entry.sinks.append(replace(took, watermark=windows.watermark_ms, windows=windows.rows))
         return entry
 
-
-def _write(sink: Sink, made: DataFrame, batch: sinks.Batch, windows: _Windows) -> SinkCount:
-    """Finished windows: only the operator knows how many there are, so what came is what was expected."""
-    written = sinks.writer_of(sink.kind).write(sink, sinks.with_identity(made), batch)
-    took, rows = batch.took(sink, written), written or 0
-    return replace(took, expected=rows, records=rows, watermark=windows.watermark_ms, windows=windows.rows)
+    def write(self, made: DataFrame, batch: sinks.Batch) -> SinkCount:
+        """Finished windows: only the operator knows how many there are, so what came is what was expected."""
+        written = sinks.writer_of(self.sink.kind).write(self.sink, sinks.with_identity(made), batch)
+        return replace(batch.took(self.sink, written), expected=written or 0, records=written or 0)
 
 
 class _Windows:
@@ -76,9 +81,9 @@ class _Windows:
         self._declaration = declaration
         self._sink = sink
         self._ends = _window_end(declaration, sink)
-        # A session ends when none of its rows is followed by another: a row does not show that.
+        # A session ends when none of its rows is followed by another: a row does not show that. A class has no windows.
         session = sink.aggregate is not None and sink.aggregate.window is not None and sink.aggregate.window.session
-        self.watermark_ms = None if session else watermark_ms
+        self.watermark_ms = None if session or sink.mode == "state" else watermark_ms
         self.rows: dict[int, int] = {}
 
     def count(self, kept: DataFrame) -> None:
