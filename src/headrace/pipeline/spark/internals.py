@@ -117,11 +117,11 @@ def renew_gateway(gateway: Any) -> None:
         properties.remove(name)
 
 
-def leave_gateway(gateway: Any) -> float:
+def leave_gateway(gateway: Any) -> tuple[float, int]:
     """PySpark has no JVM any more, and the JVM, which goes on, has dropped what it kept for this Python.
 
-    Returns which part of its memory is in use still. Uses py4j's table of the objects that Python refers to, and the
-    cache of Delta, which would keep the sessions of an hour.
+    Returns which part of its memory is in use still, and its threads. Uses py4j's table of the objects that Python
+    refers to, and the cache of Delta, which would keep the sessions of an hour.
     """
     from py4j.java_gateway import JavaObject  # type: ignore[import-untyped]
     from pyspark import SparkContext
@@ -135,11 +135,12 @@ def leave_gateway(gateway: Any) -> float:
     jvm.java.lang.System.gc()
     runtime = jvm.java.lang.Runtime.getRuntime()
     in_use = (runtime.totalMemory() - runtime.freeMemory()) / runtime.maxMemory()
+    threads = jvm.java.lang.Thread.activeCount()
     gateway.shutdown_callback_server()
     gateway.close(keep_callback_server=True)
     SparkContext._gateway = None
     SparkContext._jvm = None
-    return float(in_use)
+    return float(in_use), int(threads)
 
 
 def set_java_properties(gateway: Any, properties: Mapping[str, str]) -> None:

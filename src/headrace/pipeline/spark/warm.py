@@ -32,8 +32,9 @@ from headrace.runtime import Supervised, plain_environment, pyspark_folder
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What a JVM that many use one after the other may still hold when nobody does, of its memory.
-_MOST_HELD = 0.3
+# What a JVM that many use one after the other may still hold when nobody does: of its memory, and threads. Spark leaves
+# a thread behind for each context that has used Python workers.
+_MOST_HELD, _MOST_THREADS = 0.3, 500
 # PySpark sets the latter for its own workers.
 _READ_BY_JAVA, _OF_PYSPARK = ("SPARK_", "HADOOP_", "JAVA_", "TZ"), ("SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE")
 
@@ -173,7 +174,7 @@ class WarmJvm(Jvm):
             self.lock.close()
 
     def _leave(self) -> bool:
-        """True if the session has stopped in good order, and the JVM has memory enough for the next one."""
+        """True if the session has stopped in good order, and the JVM holds little enough for the next one."""
         from headrace.pipeline.spark import internals
 
         session, self.session = self.session, None
@@ -182,7 +183,8 @@ class WarmJvm(Jvm):
         with suppress(Exception):
             if session is not None and not interrupted and not session.streams.active:
                 session.stop()
-                return internals.leave_gateway(self.gateway) < _MOST_HELD
+                held, threads = internals.leave_gateway(self.gateway)
+                return held < _MOST_HELD and threads < _MOST_THREADS
         if self.gateway is not None:
             internals.disconnect_gateway(self.gateway)
         return False
