@@ -129,7 +129,7 @@ KEYS: tuple[Key, ...] = (
     Key("cluster.racks", _words, (), "racks that the brokers are spread over, in turn"),
     Key("cluster.node_ids", _whole_numbers, (), "node ids of the brokers; empty: 1, 2, 3 ..."),
     Key("cluster.base_port", _whole, None, "first of the ports; empty: chosen free and remembered"),
-    Key("cluster.services", _words, (), "services beside the brokers: registry, connect, console"),
+    Key("cluster.services", _words, (), "services beside the brokers: registry, connect, console, spark"),
     Key("cluster.registry_storage", _text, "h2", "where the registry keeps schemas: h2 (a file) or kafka"),
     Key("cluster.plugins", _path, None, "a folder with your own plugins for the Connect worker"),
     Key("cluster.connect_files", _paths, (), "folders whose files connectors may use; empty: the project's folder"),

@@ -71,7 +71,7 @@ class Home:
         return self.root / "labs"
 
     def node(self, name: str) -> Path:
-        return self.root / name
+        return self.root / node_folder(name)
 
     def create(self) -> None:
         """The folder exists, is ours alone, and can be written."""
@@ -137,6 +137,11 @@ class Home:
         except OSError:
             return None
         return None
+
+
+def node_folder(name: str) -> str:
+    """What the folder of a node is called. `spark` is the folder of the JVMs that commands start for themselves."""
+    return "warm-spark" if name == "spark" else name
 
 
 def open_private(path: Path, mode: str) -> IO[Any]:

@@ -12,12 +12,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import HeadraceError
+from headrace.home import Home
 from headrace.pipeline.graph import Graph
-from headrace.pipeline.pipeline import Pipeline
+from headrace.pipeline.pipeline import Pipeline, spark_session
 from headrace.pipeline.spark import session
 from headrace.pipeline.spark.classify import SETTINGS
 from headrace.pipeline.spark.session import SessionSpec, start_spark, stop_spark
@@ -96,6 +98,23 @@ def crowded(folder: Path, master: str, name: str, bootstrap: str) -> None:
     stop_spark()
 
 
+def of_home(folder: Path, *settings: str) -> None:
+    """A session of that home with those settings; a Python worker says what it has got from this process."""
+    conf = dict(setting.split("=", 1) for setting in settings)
+    with spark_session(Home(folder), conf=conf) as spark:
+        word = spark.sparkContext.parallelize([1], 1).map(lambda _: os.environ.get("WORD")).collect()
+        names = [*conf, "spark.sql.globalTempDatabase", "spark.sql.shuffle.partitions"]
+        tell(jvm=jvm(), word=word, settings={name: spark.conf.get(name) for name in names})
+        spark.range(3).createOrReplaceGlobalTempView("numbers")
+
+
+def interrupted(folder: Path) -> None:
+    """A session of that home that ends in the middle of what it does."""
+    with suppress(KeyboardInterrupt), spark_session(Home(folder)):
+        tell(jvm=jvm())
+        raise KeyboardInterrupt
+
+
 def refused(folder: Path, master: str, *settings: str) -> None:
     """A session that cannot be had; the error as a user gets it."""
     try:
@@ -119,7 +138,12 @@ def killed(folder: Path, bootstrap: str) -> None:
     Pipeline.from_file(folder, "p").run(bootstrap, once=True, spark=spark)
 
 
-_ALL = {"twice": twice, "wait": wait, "cluster": cluster, "crowded": crowded, "refused": refused, "killed": killed}
+_ALL = {
+    "twice": twice, "wait": wait, "cluster": cluster, "crowded": crowded, "refused": refused, "of_home": of_home,
+    "interrupted": interrupted,
+    "killed": killed,
+}  # fmt: skip
+
 
 if __name__ == "__main__":
     _ALL[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])  # type: ignore[operator]

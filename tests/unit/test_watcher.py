@@ -222,6 +222,12 @@ def test_all_services_means_the_console_too() -> None:
     assert meant(("all",)) == ("registry", "connect", "console")
 
 
+def test_all_services_are_those_that_take_little_memory() -> None:
+    assert "spark" not in meant(("all",))
+    assert meant(("spark", "all")) == ("registry", "connect", "console", "spark")
+    assert meant(("spark",)) == ("spark",)
+
+
 def test_a_registration_of_the_process_before_is_not_one_of_this_process(tmp_path: Path) -> None:
     log = tmp_path / "broker-1" / "server.log"
     log.parent.mkdir()

@@ -51,7 +51,8 @@ _FOLLOW_EVERY_S = 0.2
     "services",
     callback=words,
     metavar="A,B",
-    help="Services to run beside the brokers: registry, connect, console, or all.",
+    help="Services to run beside the brokers: registry, connect, console, or all of them; "
+    "spark keeps a Spark driver ready for pipelines: 1 to 3 GB of memory, not part of all.",
 )
 @click.option(
     "--restart",
@@ -77,6 +78,7 @@ def up(app: App, /, kafka: dict[str, str], durable: bool, **flags: object) -> No
     headrace up --brokers 6 --racks a,b
     headrace up --brokers 3 --controllers 3 --set log.retention.ms=86400000
     headrace up --with registry,connect
+    headrace up --with spark
     """  # fmt: skip
     began = time.monotonic()
     if durable:
@@ -92,7 +94,7 @@ def up(app: App, /, kafka: dict[str, str], durable: bool, **flags: object) -> No
     )
     app.say(f"home {cluster.home.root}")
     for service in spec.services:
-        app.say(f"{service.name} {spec.url(service.name)}")
+        app.say(f"{service.name} {spec.url(service.name) or 'ready'}")
     click.echo(cluster.bootstrap)
 
 
@@ -106,7 +108,8 @@ def down(app: App, wipe: bool, yes: bool) -> None:
 
     --wipe removes the cluster's files. Tables, checkpoints and lab results in the home stay and are listed.
 
-    Background pipelines finish their current batch and stop first; one in the foreground waits for the next `up`.
+    Background pipelines finish their current batch and stop first; one in the foreground waits for the next `up`, or
+    ends if it uses the Spark of `--with spark`.
 
     \b
     headrace down
@@ -219,7 +222,7 @@ def _print_nodes(found: ClusterStatus) -> None:
         ("node", "id", "roles", "state", "pid", "port", *(["rack"] if racks else []), "uptime", "memory", "data"),
         [
             (n.name, "-" if n.node_id is None else n.node_id, n.roles, n.state, n.pid or "-",
-             n.port or n.controller_port, *([n.rack or "-"] if racks else []),
+             n.port or n.controller_port or "-", *([n.rack or "-"] if racks else []),
              duration(n.uptime_s), size(n.memory_bytes), size(n.log_dir_bytes))
             for n in found.nodes
         ],

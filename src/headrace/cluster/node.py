@@ -179,6 +179,7 @@ _LAST_WORDS = (
     (r"(No space left on device|Disk quota exceeded)", "the disk is full: {}"),
     (r"(Address already in use.*|.*BindException.*)", "a port is taken: {}"),
     (r"Terminating process due to signal (SIG\w+|\w+)", "terminated by {}, which no headrace command sent"),
+    (r"^FATAL (.*)", "{}"),
     (r"(Shutdown broker because .*?)(?: \(\w+\))?$", "{}"),
 )
 

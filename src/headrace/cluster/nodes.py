@@ -20,7 +20,7 @@ from headrace.cluster.readiness import require_alive
 from headrace.cluster.services import KINDS, Service, ServiceStarter, service_of
 from headrace.cluster.spec import ClusterSpec
 from headrace.errors import NodeFailed, TimedOut, Unreachable, UsageError
-from headrace.home import Home
+from headrace.home import Home, node_folder
 from headrace.kafka import Kafka
 from headrace.progress import Progress
 from headrace.runtime import NotYet, ProcessState, Supervised, end_stray, eventually, strays
@@ -53,8 +53,8 @@ def folders_of(home: Home) -> list[Path]:
 
 
 def _is_of_cluster(folder: Path) -> bool:
-    services = {*KINDS, "registry-front", "connect-front", "archive", "archive-connect", watcher.FOLDER}
-    return folder.name in services or folder.name.startswith(("broker-", "controller-"))
+    others = {"registry-front", "connect-front", "archive", "archive-connect", watcher.FOLDER}
+    return folder.name in {*map(node_folder, KINDS), *others} or folder.name.startswith(("broker-", "controller-"))
 
 
 def end_strays(home: Home) -> None:

@@ -50,8 +50,8 @@ def with_services(home: Home, spec: ClusterSpec, launch: Launch) -> ClusterSpec:
     for name in meant(config.services):
         if name not in services:
             first_choice, count = FIRST_CHOICES[name]
-            port, *inner = ports.choose_for_service(home, launch.cache, first_choice, count)
-            services[name] = ServiceSpec(name, port, inner[0] if inner else 0)
+            port, inner, *_ = *ports.choose_for_service(home, launch.cache, first_choice, count), 0, 0
+            services[name] = ServiceSpec(name, port, inner)
     if "registry" in services:
         services["registry"] = replace(services["registry"], storage=config.registry_storage)
     if "connect" in services:

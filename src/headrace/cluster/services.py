@@ -26,7 +26,7 @@ from headrace.cluster.node import NodeProcess, java_properties
 from headrace.cluster.proxy import Route
 from headrace.cluster.spec import ClusterSpec, ServiceSpec
 from headrace.errors import ConfigError, Unreachable
-from headrace.home import Home, remove_for_good, size_bytes, write_private
+from headrace.home import Home, read_json, remove_for_good, size_bytes, write_private
 from headrace.runtime import NotYet, Supervised, eventually, plain_environment
 
 _CCOMPAT = "/apis/ccompat/v7"
@@ -46,6 +46,11 @@ class Service(NodeProcess, ABC):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.service.port}"
+
+    @property
+    def awaited(self) -> str:
+        """What a start that takes long waits for."""
+        return f"nothing answers at {self.url} yet"
 
     @property
     def data_bytes(self) -> int:
@@ -392,6 +397,39 @@ class Console(Service):
         return self.token_file.exists() and answers(self.service.port, "/api/health")
 
 
+class Spark(Service):
+    """A Spark JVM that pipelines find ready; what it is and who may use it is said in `headrace.pipeline.spark.warm`.
+
+    The process is a small one that keeps the JVM. It needs no Kafka, but starts when the brokers are done with that.
+    """
+
+    roles = "spark driver"
+
+    def __init__(self, home: Home, spec: ClusterSpec, service: ServiceSpec) -> None:
+        super().__init__(home, spec, service)
+        self.jvm = Supervised(self.folder / "jvm")
+        self.log = self.jvm.folder / "spark.log"
+
+    @property
+    def awaited(self) -> str:
+        return "its JVM is being warmed up"
+
+    def spawn(self, launch: Launch) -> None:
+        launch.jars.classpath("spark", launch.java)  # downloaded here, where its progress is shown
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        self.output.unlink(missing_ok=True)
+        argv = [sys.executable, "-m", "headrace.pipeline.spark.keep_warm", str(self.home.root), self.process.marker]
+        self.process.spawn(argv, output=self.output, environment=plain_environment())
+
+    def ready(self) -> bool:
+        return bool((read_json(self.folder / "address.json") or {}).get("warm")) and self.jvm.find() is not None
+
+    def has_ended(self) -> None:
+        super().has_ended()
+        self.jvm.kill()
+        self.jvm.forget()
+
+
 class ServiceStarter:
     """Starts services and waits until they answer; what it has started ends with a failure."""
 
@@ -426,7 +464,7 @@ class ServiceStarter:
             try:
                 eventually(answering, within_s, every_s=0.1)
             except NotYet:
-                raise service.late(within_s, f"nothing answers at {service.url} yet") from None
+                raise service.late(within_s, service.awaited) from None
             service.build_archive(self.launch)
 
     def end(self) -> None:
@@ -436,11 +474,15 @@ class ServiceStarter:
             service.has_ended()
 
 
-KINDS: Mapping[str, type[Service]] = {"registry": Registry, "connect": Connect, "console": Console}
+KINDS: Mapping[str, type[Service]] = {"registry": Registry, "connect": Connect, "console": Console, "spark": Spark}
 
+# Spark takes more memory than everything else together: who wants it says so.
+_ALL = tuple(name for name in KINDS if name != "spark")
 
 # The ports that stand in everybody's notes; a second port is for the process behind the address.
-FIRST_CHOICES: Mapping[str, tuple[int, int]] = {"registry": (8081, 2), "connect": (8083, 2), "console": (8080, 1)}
+FIRST_CHOICES: Mapping[str, tuple[int, int]] = {
+    "registry": (8081, 2), "connect": (8083, 2), "console": (8080, 1), "spark": (0, 0)
+}  # fmt: skip
 
 
 def service_of(home: Home, spec: ClusterSpec, service: ServiceSpec) -> Service:
@@ -453,10 +495,12 @@ def meant(names: Sequence[str]) -> tuple[str, ...]:
         if name not in {*KINDS, "all"}:
             raise ConfigError(
                 f"unknown service: {name!r}",
-                why=f"known are {', '.join(KINDS)}, and all",
+                why=f"known are {', '.join(KINDS)}, and all ({', '.join(_ALL)})",
                 hint="headrace up --with registry",
             )
-    return tuple(KINDS) if "all" in names else tuple(names)
+    if "all" not in names:
+        return tuple(names)
+    return (*_ALL, *(name for name in dict.fromkeys(names) if name not in {*_ALL, "all"}))
 
 
 def _base64url(data: bytes) -> bytes:

@@ -109,9 +109,9 @@ class ClusterSpec:
         return next((service for service in self.services if service.name == name), None)
 
     def url(self, name: str) -> str | None:
-        """The address of a service, if this cluster has it."""
+        """The address of a service, if this cluster has it and it has one: Spark's has none."""
         found = self.service(name)
-        return f"http://127.0.0.1:{found.port}" if found else None
+        return f"http://127.0.0.1:{found.port}" if found and found.port else None
 
     def with_ports(self, ports: tuple[int, ...]) -> ClusterSpec:
         """The same cluster on other ports: client ports of the brokers first, then the controllers' own."""

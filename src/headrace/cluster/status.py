@@ -137,7 +137,7 @@ def _service(service: Service, sizes: bool) -> NodeStatus:
         name=service.name,
         node_id=None,
         roles=service.roles,
-        port=service.service.port,
+        port=service.service.port or None,
         controller_port=None,
         rack=None,
         log_dir_bytes=service.data_bytes if sizes else 0,

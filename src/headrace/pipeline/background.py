@@ -102,7 +102,8 @@ class Background:
 
     def logs(self, name: str | None = None) -> Iterator[tuple[Path, list[str]]]:
         """The logs of this process and of Spark, line by line; with a name, of this process only the pipeline's."""
-        for log in (self.log, self.folder / "spark" / "spark.log", self.home.root / "spark" / "spark.log"):
+        folders = (self.folder / "spark", self.home.root / "spark", self.home.node("spark") / "jvm")
+        for log in (self.log, *(folder / "spark.log" for folder in folders)):
             if log.is_file():
                 lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
                 yield log, _lines_of(name, lines) if name and log == self.log else lines

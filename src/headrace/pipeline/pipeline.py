@@ -511,16 +511,18 @@ def spark_session(
     home: Home, master: str | None = None, progress: Progress = SILENT, conf: Mapping[str, str] | None = None,
     folder: str = "spark",
 ) -> Iterator[SparkSession]:  # fmt: skip
-    """A Spark session with the settings that every pipeline needs; its files are in the home."""
-    from headrace import config
+    """A Spark session with the settings that every pipeline needs; its files are in the home.
+
+    It is in the JVM of `headrace up --with spark` if that one is free and fits. A session in a `folder` of its own
+    lasts longer, and has a JVM of its own.
+    """
     from headrace.pipeline.spark.classify import SETTINGS
     from headrace.pipeline.spark.session import SessionSpec, start_spark, stop_spark
 
     home.create()
-    runtime = config.load(home.config_file).runtime
-    spec = SessionSpec(
-        home.root / folder, master or "local[*]", conf={**SETTINGS, **(conf or {})}, progress=progress,
-        java_home=runtime.java_home, cache=runtime.cache, ivy_settings=runtime.ivy_settings,
+    spec = replace(
+        SessionSpec.in_home(home, folder), master=master or "local[*]", conf={**SETTINGS, **(conf or {})},
+        progress=progress, warm=home.node("spark") if folder == "spark" else None,
     )  # fmt: skip
     spark = start_spark(spec)
     try:

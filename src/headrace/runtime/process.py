@@ -269,13 +269,22 @@ class ProcessHandle:
 
 
 def memory_bytes(process: psutil.Process) -> int | None:
-    """Proportional memory (shared pages split among their users), or resident where that is unknown."""
+    """Proportional memory (shared pages split among their users), or resident where that is unknown.
+
+    Counted with what the process has started.
+    """
     try:
-        if psutil.LINUX:
-            return int(process.memory_full_info().pss)
-        return int(process.memory_info().rss)
+        own, started = _memory_of(process), process.children(recursive=True)
     except (psutil.Error, OSError):
         return None
+    for child in started:
+        with suppress(psutil.Error, OSError):  # it has ended meanwhile
+            own += _memory_of(child)
+    return own
+
+
+def _memory_of(process: psutil.Process) -> int:
+    return int(process.memory_full_info().pss if psutil.LINUX else process.memory_info().rss)
 
 
 def marked_processes() -> Iterator[tuple[psutil.Process, Path]]:

@@ -153,7 +153,7 @@ class _NodeLine:
         if node.pid:
             parts += [
                 f"pid {node.pid}",
-                f"port {node.port}",
+                *([f"port {node.port}"] if node.port else []),
                 f"up for {formatting.span(node.uptime_s)}",
                 formatting.size(node.memory_bytes),
             ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -108,6 +109,39 @@ def disconnect_gateway(gateway: Any) -> None:
         gateway.shutdown()
     SparkContext._gateway = None
     SparkContext._jvm = None
+
+
+def renew_gateway(gateway: Any) -> None:
+    """Nothing that an earlier session has set in this JVM holds any more."""
+    properties = gateway.jvm.java.lang.System.getProperties()
+    for name in [name for name in properties.stringPropertyNames() if name.startswith("spark.")]:
+        properties.remove(name)
+
+
+def leave_gateway(gateway: Any) -> tuple[float, int]:
+    """PySpark has no JVM any more, and the JVM, which goes on, has dropped what it kept for this Python.
+
+    Returns which part of its memory is in use still, and its threads. Uses py4j's table of the objects that Python
+    refers to, and the cache of Delta, which would keep the sessions of an hour.
+    """
+    from py4j.java_gateway import JavaObject  # type: ignore[import-untyped]
+    from pyspark import SparkContext
+
+    jvm = gateway.jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    server = JavaObject("GATEWAY_SERVER", gateway._gateway_client).getGateway()
+    server.getCallbackClient().shutdown()  # else Python would wait for Java's end of these connections
+    held = server.getBindings().keySet()
+    held.retainAll([name for name in held if not re.fullmatch(r"o\d+", name)])
+    jvm.java.lang.System.gc()
+    runtime = jvm.java.lang.Runtime.getRuntime()
+    in_use = (runtime.totalMemory() - runtime.freeMemory()) / runtime.maxMemory()
+    threads = jvm.java.lang.Thread.activeCount()
+    gateway.shutdown_callback_server()
+    gateway.close(keep_callback_server=True)
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    return float(in_use), int(threads)
 
 
 def set_java_properties(gateway: Any, properties: Mapping[str, str]) -> None:

@@ -37,8 +37,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import psutil
 
+from headrace import config
 from headrace.errors import ConfigError, Failed, HeadraceError, NodeFailed, SetupError, Unreachable, UsageError
-from headrace.home import open_private, write_private
+from headrace.home import Home, open_private, write_private
 from headrace.progress import SILENT, Progress
 from headrace.runtime import (
     SPARK_JVM_FLAGS,
@@ -93,11 +94,16 @@ _JVM = (
     "-Djava.awt.headless=true", "-Dfile.encoding=UTF-8", "-Djava.net.preferIPv4Stack=true",
 )  # fmt: skip
 
-# What would make this Spark another one than the one that is installed.
-_FOREIGN = ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONNECT_MODE", "SPARK_LOCAL_DIRS", "SPARK_TESTING",
+#: What would make this Spark another one than the one that is installed.
+FOREIGN = ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONNECT_MODE", "SPARK_LOCAL_DIRS", "SPARK_TESTING",
             "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")  # fmt: skip
 # Settings that only Spark's own submitting code carries out.
 _SUBMITTED = ("spark.jars", "spark.files", "spark.archives", "spark.submit.", "spark.kerberos.")
+# Settings that hold for all sessions of a JVM, one after the other: its flags, its class path, what is made once in it.
+_OF_JVM = (
+    *_SUBMITTED, JARS, "spark.driver.", "spark.hadoop.", "spark.local.", "spark.log.", "spark.plugins",
+    "spark.sql.catalogImplementation", "spark.sql.hive.", "spark.sql.defaultUrlStreamHandlerFactory.",
+)  # fmt: skip
 
 _EVERYWHERE = {
     "spark.ui.enabled": "false",
@@ -143,6 +149,16 @@ class SessionSpec:
     cache: Path | None = None
     ivy_settings: Path | None = None
     progress: Progress = SILENT
+    #: The folder of a JVM that is kept ready, if the session may be in one that is not its own.
+    warm: Path | None = None
+
+    @classmethod
+    def in_home(cls, home: Home, folder: str) -> SessionSpec:
+        """With the Java and the jars that the home's headrace.toml names."""
+        runtime = config.load(home.config_file).runtime
+        return cls(
+            home.root / folder, java_home=runtime.java_home, cache=runtime.cache, ivy_settings=runtime.ivy_settings
+        )
 
     @property
     def is_local(self) -> bool:
@@ -162,13 +178,19 @@ def start_spark(spec: SessionSpec) -> SparkSession:
             why=f"it runs in {_running.folder}",
             hint="use that one, or stop_spark() first",
         )
-    driver = _Jvm(spec)
+    driver = (spec.warm and _attached(spec)) or Jvm(spec)
     _running = driver
     try:
         return driver.start()
     except BaseException:
         stop_spark()
         raise
+
+
+def _attached(spec: SessionSpec) -> Jvm | None:
+    from headrace.pipeline.spark import warm
+
+    return warm.attach(spec)
 
 
 def spark_log() -> Path | None:
@@ -211,7 +233,7 @@ def archive_is_made(within_s: float) -> bool:
     return all(builder.wait_gone(within_s) for builder in _archiving)
 
 
-class _Jvm:
+class Jvm:
     """The JVM behind the session."""
 
     def __init__(self, spec: SessionSpec) -> None:
@@ -237,6 +259,16 @@ class _Jvm:
         return not self.spec.is_local or any(name.startswith(_SUBMITTED) for name in self.spec.conf)
 
     def start(self) -> SparkSession:
+        """The session of this Python process is in it."""
+        self.launch()
+        import pyspark.sql  # noqa: F401 - while the JVM starts
+
+        self._connect(*self.read_address())
+        self.session = self._open()
+        return self.session
+
+    def launch(self) -> None:
+        """The JVM starts."""
         self._own_folder()
         java = find_java(self.spec.java_home)
         jars = JarCache(
@@ -250,13 +282,7 @@ class _Jvm:
             jars.root, "spark", java, spark_class_path(jars, java, every=every), telling=_TELLING
         )  # fmt: skip
         self.spec.progress.say("starting Spark" + ("" if self.archive.exists else " (later starts are faster)"))
-        address = self.folder / "gateway"
-        self._spawn(java, address)
-        import pyspark.sql  # noqa: F401 - while the JVM starts
-
-        self._connect(*self._read_address(address))
-        self.session = self._open()
-        return self.session
+        self._spawn(java, self.folder / "gateway")
 
     def _own_folder(self) -> None:
         """The folder is there and ours; a JVM whose Python was killed has ended."""
@@ -290,10 +316,9 @@ class _Jvm:
             write_private(self.folder / "spark.conf", _properties(self.conf), durable=False)
             main = ["org.apache.spark.deploy.SparkSubmit", "--properties-file", str(self.folder / "spark.conf")]
             main.append("pyspark-shell")
-        # Of one size from the start: a heap that shrinks between batches and grows again costs a long run a tenth.
         heap = self.conf["spark.driver.memory"]
         argv = [
-            str(java.executable), *_JVM, f"-Xmx{heap}", f"-Xms{heap}",
+            str(java.executable), *_JVM, f"-Xmx{heap}", *self._heap_flags(heap),
             *self.archive.jvm_flags(self.class_list), self.process.marker,
             f"-Djava.io.tmpdir={self.folder / 'tmp'}", f"-Dderby.system.home={self.folder / 'tmp'}",
             f"-Dlog4j2.configurationFile={(self.folder / 'log4j2.properties').as_uri()}",
@@ -308,9 +333,13 @@ class _Jvm:
         finally:
             os.close(stdin)
 
+    def _heap_flags(self, heap: str) -> list[str]:
+        # Of one size from the start: a heap that shrinks between batches and grows again costs a long run a tenth.
+        return [f"-Xms{heap}"]
+
     def _environment(self, address: Path) -> dict[str, str]:
         environment = plain_environment()
-        for name in _FOREIGN:
+        for name in FOREIGN:
             environment.pop(name, None)
         environment["SPARK_HOME"] = str(pyspark_folder())
         environment["_PYSPARK_DRIVER_CONN_INFO_PATH"] = str(address)
@@ -321,8 +350,9 @@ class _Jvm:
             environment.pop("SPARK_CONF_DIR", None)
         return environment
 
-    def _read_address(self, address: Path) -> tuple[int, str]:
+    def read_address(self) -> tuple[int, str]:
         """Where the JVM listens for Python, and the secret by which it knows it."""
+        address = self.folder / "gateway"
 
         def written() -> bool:
             if self.process.find() is None:
@@ -401,10 +431,15 @@ class _Jvm:
             (self.folder / "spark.conf").unlink(missing_ok=True)
             for name in ("local", "tmp"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
-            if self.archive is not None and self.session is not None:
+            if self.archive is not None and self._has_worked:
                 self._archive_classes(self.archive)
         if self.lock is not None:
             self.lock.close()
+
+    @property
+    def _has_worked(self) -> bool:
+        """True if the classes that it has loaded are worth keeping."""
+        return self.session is not None
 
     def _archive_classes(self, archive: ClassArchive) -> None:
         """The list is handed over: whoever makes the archive works in the cache, and outlives this folder."""
@@ -444,9 +479,14 @@ class _Jvm:
         )
 
 
-_running: _Jvm | None = None
+_running: Jvm | None = None
 #: Who makes archives of the classes that sessions of this process have loaded.
 _archiving: list[Supervised] = []
+
+
+def settings_of_jvm(conf: Mapping[str, str]) -> list[str]:
+    """Those of the user's settings that a JVM takes when it starts, or at its first session, for good."""
+    return [name for name in conf if name.startswith(_OF_JVM)]
 
 
 def _settings(spec: SessionSpec, folder: Path) -> dict[str, str]:
