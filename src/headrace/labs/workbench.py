@@ -39,6 +39,7 @@ from headrace import (
     NewTopic,
     NotYet,
     Partition,
+    Topic,
     Unreachable,
     UsageError,
     consume,
@@ -383,6 +384,15 @@ class Workbench:
         kafka = Kafka(self.cluster, timeout_s=1)
         self._tidy.callback(kafka.close)
         return kafka
+
+    def describe(self, topic: str) -> Topic:
+        """All that is known of the topic. A leader that is late on a busy machine is asked again for its offsets."""
+
+        def answered() -> Topic | None:
+            found = self.kafka.describe(topic)
+            return found if found.offsets is not None else None
+
+        return self.until(answered, 60, f"an answer of every leader of {topic}")
 
     def partition(self, topic: str, number: int = 0) -> Partition:
         """A partition as of now, while brokers may be frozen: one that does not answer at once is not waited for."""

@@ -78,8 +78,8 @@ def _stored(lab: Workbench, topic: str, rate: float) -> float:
     """Every record lies in the topic, which is then removed: the next one shall have the same room."""
     lab.measure(topic, rate, "records/s", f"{rate * _SIZE / 1e6:.0f} MB/s")
     # With acks=1 the leader answers before its followers have a record, and readers get it only when they do.
-    lab.until(lambda: (lab.kafka.describe(topic).offsets or 0) >= lab.p.records, 60, f"every record in {topic}")
-    lab.check(f"records in {topic}", lab.p.records, lab.kafka.describe(topic).offsets)
+    lab.until(lambda: (lab.describe(topic).offsets or 0) >= lab.p.records, 60, f"every record in {topic}")
+    lab.check(f"records in {topic}", lab.p.records, lab.describe(topic).offsets)
     lab.kafka.delete_topics([topic])
     return rate
 

@@ -52,18 +52,18 @@ def _retention(lab: Workbench) -> None:
     began = time.time()
     first = lab.produce(topic, pipe=f"seq -f 'old %.0f' {lab.p.records}")
     before = _segments(lab, topic)
-    lab.check("records before", first, lab.kafka.describe(topic).offsets)
-    lab.until(lambda: not lab.kafka.describe(topic).offsets, lab.p.retention_s + 60, "the expiry")
+    lab.check("records before", first, lab.describe(topic).offsets)
+    lab.until(lambda: not lab.describe(topic).offsets, lab.p.retention_s + 60, "the expiry")
     age = time.time() - began
     lab.measure("age of the records when all were gone", age, "s")
     lab.check("not before their time", at_least(lab.p.retention_s, "s"), age)
-    after = lab.kafka.describe(topic).partitions[0]
+    after = lab.describe(topic).partitions[0]
     lab.check("first offset now", first, after.begin)
     lab.until(lambda: not set(before) & set(_segments(lab, topic)), 30, "the removal of the files")
     lab.table("log files on disk", ["", "files"], [("before", before), ("after", _segments(lab, topic))])
     lab.check("old files that are still there", set(), set(before) & set(_segments(lab, topic)))
     lab.produce(topic, pipe="echo new")
-    lab.check("the next record's offset", first, (lab.kafka.describe(topic).partitions[0].end or 0) - 1)
+    lab.check("the next record's offset", first, (lab.describe(topic).partitions[0].end or 0) - 1)
 
 
 def _retention_bytes(lab: Workbench) -> None:
@@ -85,7 +85,7 @@ def _retention_bytes(lab: Workbench) -> None:
 
     lab.until(trimmed, 90, "the deletion of the oldest segments", every_s=0.5)
     (size,) = lab.kafka.topic_sizes([topic])
-    found = lab.kafka.describe(topic).partitions[0]
+    found = lab.describe(topic).partitions[0]
     lab.check("bytes that are left", between(keeps, keeps + segment, "bytes"), size.size_bytes)
     lab.check("the oldest records are gone", at_least(1, "of them"), found.begin)
     lab.check("the newest are there", _MANY, found.end)
@@ -212,7 +212,7 @@ def _acks(lab: Workbench) -> None:
 
 
 def _grown(lab: Workbench, topic: str, before: int) -> int:
-    return (lab.kafka.describe(topic).offsets or 0) - before
+    return (lab.describe(topic).offsets or 0) - before
 
 
 def _has_grown(lab: Workbench, topic: str, to: int) -> bool:

@@ -82,7 +82,7 @@ def _summary(lab: Workbench, api: ConsoleApi, topic: str, asked: dict[str, objec
     answer = api.get(f"/api/topics/{topic}")["described"]
     shown: dict[str, object] = {"partitions": answer["partition_count"], "replication": answer["replication"]}
     shown |= {name: answer["configs"][name]["value"] for name in _SUMMARY}
-    found = lab.kafka.describe(topic)
+    found = lab.describe(topic)
     real: dict[str, object] = {"partitions": len(found.partitions), "replication": found.replication}
     real |= {name: found.configs[name].value for name in _SUMMARY}
     lab.table(f"summary of {topic}", ["", "in the console", "by the brokers"],

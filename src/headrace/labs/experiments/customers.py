@@ -40,7 +40,7 @@ def run(lab: Workbench) -> None:
     )
     lab.sample("customers", lab.p.customers, "customers.csv")
     lab.check("records acknowledged", lab.p.customers, lab.produce(topic, "--input lines < customers.csv"))
-    counts = [(p.partition, p.offsets) for p in lab.kafka.describe(topic).partitions]
+    counts = [(p.partition, p.offsets) for p in lab.describe(topic).partitions]
     lab.table("records by partition", ["partition", "records"], counts)
     lab.check("partitions that got some", 3, sum(bool(records) for _, records in counts))
 

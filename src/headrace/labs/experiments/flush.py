@@ -124,7 +124,7 @@ def _run(lab: Workbench, topic: str, mode: str, records: int) -> _Timeline:
         # Connected and known to the brokers before the clock starts: that is not what is to be seen.
         producer.produce(topic, "-1")
         producer.flush(30)
-        before = lab.kafka.describe(topic).offsets or 0
+        before = lab.describe(topic).offsets or 0
         sighting.wait_for(before)
         zero = time.monotonic()
         for number in range(records):
@@ -176,12 +176,12 @@ def _lost(lab: Workbench, topic: str) -> None:
     lab.step(
         "A program that ends at once", "It sends and ends. With a linger of a second nothing has left its buffer yet."
     )
-    before = lab.kafka.describe(topic).offsets or 0
+    before = lab.describe(topic).offsets or 0
     words = quoted(topic, lab.p.records)
     output = lab.types(f"python - {words} <<'END'\n{_ENDS_AT_ONCE.strip()}\nEND")
     lab.check("records in the buffer when it ended", str(lab.p.records), output.out.strip())
     lab.wait(1.5)
-    lab.check("of these in the topic afterwards", 0, (lab.kafka.describe(topic).offsets or 0) - before)
+    lab.check("of these in the topic afterwards", 0, (lab.describe(topic).offsets or 0) - before)
 
 
 def _median_report(line: _Timeline) -> float | None:

@@ -84,7 +84,7 @@ def _killed(lab: Workbench, topic: str) -> None:
         back = lab.process(*words, "--until", "idle:8s", output=second)
         lab.wait(lab.p.writing_s)
     back.wait(120)
-    total = lab.kafka.describe(topic).offsets or 0
+    total = lab.describe(topic).offsets or 0
     resumed = _places(second)
     lab.say(f"""When it was killed it had printed {len(begun):,} records, and its group had committed {committed:,}. The
         second process read {len(resumed):,}.""")

@@ -45,7 +45,7 @@ def run(lab: Workbench) -> None:
     lab.step("Two topics with two partitions each, one copy of everything")
     for topic in (_TWO, _ONE):
         lab.topic(topic, partitions=2, replication=1, fixed=True)
-        found = lab.kafka.describe(topic)
+        found = lab.describe(topic)
         lab.check(f"{topic}: partitions and replication", [2, 1], [len(found.partitions), found.replication])
     table = samples.flowers()
     _produce(lab)

@@ -21,7 +21,7 @@ def run(lab: Workbench) -> None:
     lab.step("An empty topic, and the sample as a file")
     topic = lab.topic("two-producers", partitions=_PARTITIONS)
     sample = lab.sample("breadcrumbs", count, "bcsample.json")
-    lab.check("records in the topic", 0, lab.kafka.describe(topic).offsets)
+    lab.check("records in the topic", 0, lab.describe(topic).offsets)
 
     lab.step(f"{producers} producers at once", "Each sends the whole file, with its number as the key.")
     lab.shows(f"headrace produce {topic} bcsample.json --producers {producers} --key-per-producer")

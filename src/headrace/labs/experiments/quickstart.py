@@ -19,7 +19,7 @@ _LINES = ("This is the first event", "This is the second event", "This is the th
 def run(lab: Workbench) -> None:
     lab.step("A topic", "Its name is all that is needed; partitions and replicas have defaults.")
     topic = lab.topic("quickstart-events", partitions=1, replication=1)
-    found = lab.kafka.describe(topic)
+    found = lab.describe(topic)
     output = lab.types(f"headrace topic describe {topic}")
     lab.check("the topic has an id", 22, len(found.topic_id or ""))
     lab.check("it is shown", contains(found.topic_id), output.out)

@@ -80,7 +80,7 @@ def run(lab: Workbench) -> None:
 
 
 def _describe(lab: Workbench, topic: str) -> None:
-    found = lab.kafka.describe(topic)
+    found = lab.describe(topic)
     lab.shows(f"headrace topic describe {topic}")
     lab.table(
         f"{topic}: id {found.topic_id}, {len(found.partitions)} partitions, replication {found.replication}",

@@ -72,7 +72,7 @@ def _day(lab: Workbench) -> None:
     note = "all of it parsed at once would take some ten times the file"
     lab.measure("most memory of the sending process", used, "MB", note)
     lab.check("memory stays far below the file's objects", at_most(400, "MB"), used)
-    stored = lab.kafka.describe(topic)
+    stored = lab.describe(topic)
     lab.check("records in the topic", lab.p.day_records, stored.offsets)
     lab.check("bytes in the topic", at_least(size_bytes * 0.2, "bytes"), stored.size_bytes)
     lab.watch(topic, lab.p.day_records)

@@ -70,7 +70,7 @@ def _window(lab: Workbench, registry: Registry, groups: dict[str, str]) -> None:
     for name in _CONSUMERS:
         lab.check(f"{name}: rides read", total, len(set(seen[name])))
         lab.check(f"{name}: rides read twice", 0, len(seen[name]) - len(set(seen[name])))
-    ends = {topic: lab.kafka.describe(topic).offsets for topic in (_OLD, _NEW)}
+    ends = {topic: lab.describe(topic).offsets for topic in (_OLD, _NEW)}
     lab.table("rides in the topics", ["topic", "rides"], ends.items())
     lab.check("rides in the old topic", lab.p.rides * (len(_CONSUMERS) + 1), ends[_OLD])
     lab.check("rides in the new one", lab.p.rides * (len(_CONSUMERS) + 1), ends[_NEW])
