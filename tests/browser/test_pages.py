@@ -337,6 +337,8 @@ def test_a_broker_is_killed_turns_red_and_comes_back(
     page = window.open("/brokers")
     line = page.locator('.node[data-node="broker-2"]')
     asked = page.get_by_role("dialog")
+    # Only who has seen the leaders of before can tell that they are others.
+    eventually(lambda: console.get(f"/api/events?topic={topic}"), 60)
     line.get_by_role("button", name="kill").click()
     expect(page.locator(".equal pre")).to_have_text("headrace kill broker-2")
     asked.get_by_role("button", name="Kill").click()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -46,6 +47,8 @@ def pipeline(headrace_cluster: Cluster, headrace_topic: MakeTopic) -> Iterator[P
     finally:
         Background(home).end()
         file.unlink()
+        # Beside headrace.toml, and not the cluster's: other tests look at each file of its home.
+        shutil.rmtree(home.root / "tables", ignore_errors=True)
 
 
 def act(card: Locator, verb: str) -> None:
