@@ -223,10 +223,10 @@ def test_the_reason_of_failed_deliveries_is_what_the_broker_refused_them_for(
     assert reason in str(refused.value.why)
     # Who waits for one replica only is not refused for want of the others.
     assert Undeliverable(connect(headrace_faults), topic, {"acks": "1"}).reason(0, TIMED_OUT) == TIMED_OUT
-    # With two of three gone there is no controller either, and nobody says who is away.
+    # With two of three gone there is no controller either, and nothing takes the dead broker out of the ISR.
     headrace_faults.kill("broker-2")
     alone = run("produce", other_topic, *where, *timeout, stdin="one")
-    assert "  1 failed: broker 2 in sync by the last known state, and silent now (the record timed out)" in alone.err
+    assert "  1 failed: broker 2 in the last known ISR, but not answering (the record timed out)" in alone.err
 
 
 def test_a_record_over_the_limit_fails_alone_and_is_kept(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,16 @@ def child(what: str, folder: Path, *words: str) -> Iterator[subprocess.Popen[str
     finally:
         process.kill()
         process.communicate()
+
+
+def kill_at_each(points: Iterable[str], module: str, *words: str) -> None:
+    """The module is run once for each point, and kills itself there."""
+    for number, point in enumerate(points, 1):
+        done = subprocess.run(
+            [sys.executable, "-m", f"tests.spark.{module}", *words, point, str(number)],
+            cwd=_ROOT, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 def told(what: str, folder: Path, *words: str) -> list[dict[str, Any]]:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
-import signal
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +18,7 @@ import pytest
 from headrace.errors import ConfigError, Failed, UsageError
 from headrace.kafka import connect
 from headrace.pipeline.books.checkpoint import BatchPlan
+from tests.spark.children import kill_at_each
 from tests.spark.killed_join import POINTS
 from tests.spark.pipelines import Workshop, send, totals
 
@@ -30,7 +27,6 @@ Row = dict[str, Any]
 
 _BEGIN = 1_767_225_600  # 2026-01-01T00:00:00Z
 _WITHIN_S, _DELAY_S = 120, 300
-_ROOT = Path(__file__).parents[2]
 
 _DECLARED = """
 [pipelines.p]
@@ -265,13 +261,7 @@ def test_a_join_is_right_however_often_it_is_killed(shop: Workshop, headrace_top
     shop.declare(_DECLARED, left=left, right=right, kind="left")
     for topic, records in zip((left, right), _made(5, 0, 7000, 1500), strict=True):
         send(shop.cluster, topic, records)
-    for number, point in enumerate(POINTS, 1):
-        words = [str(shop.folder), connect(shop.cluster).bootstrap, point, str(number)]
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.spark.killed_join", *words], cwd=_ROOT, capture_output=True, text=True,
-            timeout=300, check=False,
-        )  # fmt: skip
-        assert done.returncode == -signal.SIGKILL, done.stderr
+    kill_at_each(POINTS, "killed_join", str(shop.folder), connect(shop.cluster).bootstrap)
     shop.run()
     _check(shop, "left", left, right)
 

@@ -6,8 +6,6 @@ import io
 import json
 import random
 import re
-import signal
-import subprocess
 import sys
 import uuid
 from bisect import bisect
@@ -25,6 +23,7 @@ from headrace.kafka import Kafka, NewTopic
 from headrace.kafka.client import connect
 from headrace.schemas.codec.wire import prefix
 from headrace.schemas.registry import Registry, Schema
+from tests.spark.children import kill_at_each
 from tests.spark.killed_join import POINTS
 from tests.spark.pipelines import Workshop, send, totals
 from tests.spark.test_runs import minutes
@@ -218,13 +217,7 @@ def test_running_totals_however_often_the_driver_is_killed(shop: Workshop, headr
     _declare(shop, topic, "Totals")
     drawn = _drawn(4000, 7)
     send(shop.cluster, topic, drawn)
-    for number, point in enumerate(POINTS, 1):
-        words = [str(shop.folder), connect(shop.cluster).bootstrap, point, str(number)]
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.spark.killed_join", *words], cwd=_ROOT, capture_output=True, text=True,
-            timeout=300, check=False,
-        )  # fmt: skip
-        assert done.returncode == -signal.SIGKILL, done.stderr
+    kill_at_each(POINTS, "killed_join", str(shop.folder), connect(shop.cluster).bootstrap)
     report = shop.run()
     assert report.run.balanced
     assert not [text for run in shop.pipeline().ledger.runs() for text in run.unbalanced]

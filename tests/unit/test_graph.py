@@ -116,7 +116,7 @@ key = "value"
     )
     graph = read_graph(file)
     assert graph.order.index("first") < graph.order.index("last") < graph.order.index("speeds")
-    assert graph.downstream("first") == ["v"]
+    assert graph.downstream("first") == ["last", "speeds", "v"]
     first = Pipeline.from_file(file, "first", tmp_path / ".headrace")
     assert first.downstream == ["last", "speeds", "v"]
     write_checkpoint(first.folder.root / "checkpoint", {"raw": {"0": 9}}, committed=1)

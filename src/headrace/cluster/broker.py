@@ -213,7 +213,7 @@ class Broker(NodeProcess):
         will never come when the whole cluster goes down.
         """
         # A controller without a broker has no such mark. Kafka makes the file before it writes the broker's epoch into
-        # it, and whoever comes back without that epoch counts as crashed: the controller takes it out of all its ISRs.
+        # it. A broker that starts without that epoch counts as crashed: the controller takes it out of all its ISRs.
         with suppress(OSError):
             return self.node.broker and self._clean_mark.stat().st_size > 0
         return False

@@ -203,7 +203,7 @@ class Graph:
         return [table for found in self.declared.tables.values() for table in found if name in table.writers]
 
     def downstream(self, name: str) -> list[str]:
-        """The views that depend on that pipeline or view."""
+        """The pipelines and views that depend on that one."""
         return self.declared.downstream(name)
 
     # -- checking ------------------------------------------------------------------------------------------------------
@@ -455,15 +455,15 @@ class _GraphRun:
     def _run_behind(
         self, name: str, running: Mapping[str, Future[NodeResult]], results: Mapping[str, NodeResult]
     ) -> NodeResult:
-        """The pipeline runs once the tables that it looks up are there, or nobody is left to write them."""
-        told = False
+        """The pipeline starts when the tables that it looks up exist, or when all that could write them has ended."""
+        announced = False
         while not self._stopping.is_set():
             missing = [t for t in self.graph.declared.looked_up(name).values() if not self._is_written(t)]
             if not any(self._may_write(each, running, results) for table in missing for each in table.writers):
                 break
-            if not told:
+            if not announced:
                 self.observer.say(name, f"waits for the table {missing[0].name}, which it looks up")
-            told = True
+            announced = True
             self._stopping.wait(_POLL_S)
         return self._run_pipeline(name, once=False)
 
@@ -582,7 +582,7 @@ def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
     try:
         yield threads
     except BaseException:
-        # Not waited for: after a second Ctrl-C nobody wants to, and they end with the Spark that they ask.
+        # After a second Ctrl-C they are not waited for: they end with the Spark session.
         threads.shutdown(wait=False, cancel_futures=True)
         raise
     threads.shutdown()

@@ -376,12 +376,8 @@ class Pipeline:
         """The pipelines and views of its file that read its topics and tables, directly or by others."""
         if self.declaration.file is None:
             return []
-        graph, touched = read_graph(self.declaration.file, lenient=True), {self.name}
         try:
-            # In one turn only what is behind it is found: topics may lead in a circle.
-            while more := {name for name in graph.order if graph.needs(name) & touched} - touched:
-                touched |= more
-            return [name for name in graph.order if name in touched and name != self.name]
+            return read_graph(self.declaration.file, lenient=True).downstream(self.name)
         except ConfigError:  # a view that cannot be read is reported when it is to be updated
             return []
 

@@ -65,14 +65,15 @@ class Undeliverable:
         return found or self._silent(topic, live)
 
     def _silent(self, topic: Topic, live: Mapping[int, str]) -> dict[int, str]:
-        """By partition: brokers that have to take its records and do not answer. Without a controller they stay so."""
-        takers = {p.partition: p.isr if self._acks_all else (p.leader,) for p in topic.partitions}
-        silent = {each for each in {each for some in takers.values() for each in some} if not _answers(live.get(each))}
-        found = {partition: [f"broker {each}" for each in some if each in silent] for partition, some in takers.items()}
-        return {
-            partition: f"{' and '.join(brokers)} in sync by the last known state, and silent now"
-            for partition, brokers in found.items() if brokers
-        }  # fmt: skip
+        """By partition: brokers that must store its records and do not answer. Without a controller the ISR is old."""
+        silent = {broker for p in topic.partitions for broker in p.isr}
+        silent = {broker for broker in silent if not _answers(live.get(broker))}
+        found: dict[int, str] = {}
+        for p in topic.partitions:
+            needed = p.isr if self._acks_all else (p.leader,)
+            if brokers := [f"broker {broker}" for broker in needed if broker in silent]:
+                found[p.partition] = f"{' and '.join(brokers)} in the last known ISR, but not answering"
+        return found
 
     def _needed(self, admin: Kafka) -> int:
         """How many replicas must be in sync; 1 if the producer does not wait for them or the setting is hidden."""

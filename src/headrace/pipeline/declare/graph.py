@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -142,20 +142,19 @@ class DeclaredGraph:
         return self.pipelines[first].wrong(problem, "lookup", why=why, hint=hint)
 
     def downstream(self, *names: str) -> list[str]:
-        """The views that depend on these, directly or by others, in order."""
-        touched = set(names)
-        for name in self.order:
-            if self.needs(name) & touched:
-                touched.add(name)
-        return [name for name in self.order if name in touched and name in self.views and name not in names]
+        """The pipelines and views that depend on these, directly or by others, in order."""
+        return self._behind(names, self.needs)
 
     def made_from(self, name: str) -> list[str]:
         """What is made from the tables of that pipeline or view, directly or by others, in order."""
-        touched = {name}
-        for other in self.order:
-            if self._table_writers(other) & touched:
-                touched.add(other)
-        return [other for other in self.order if other in touched and other != name]
+        return self._behind((name,), self._table_writers)
+
+    def _behind(self, names: Sequence[str], needs: Callable[[str], set[str]]) -> list[str]:
+        touched = set(names)
+        # One turn over the order is not enough: topics may lead in a circle.
+        while more := {name for name in self.order if needs(name) & touched} - touched:
+            touched |= more
+        return [name for name in self.order if name in touched and name not in names]
 
     def _table_writers(self, name: str) -> set[str]:
         """The pipelines and views that write the tables that this one reads, but for a pipeline's own."""
