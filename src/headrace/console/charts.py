@@ -276,22 +276,27 @@ class FlowChart:
             row = rows[node.level] = rows.get(node.level, -1) + 1
             data.append(
                 {
-                    "id": node.id, "name": node.name, "x": node.level * 200, "y": row * self._ROW_PX,
+                    "id": node.id, "name": node.name, "value": [node.level, row],
                     "itemStyle": {"color": self._COLOURS[node.kind]},
                     "symbol": "circle" if node.kind in {"topic", "pipeline"} else "rect",
                 }
             )  # fmt: skip
         self._chart.options["series"] = [
             {
-                "type": "graph", "layout": "none", "symbolSize": 16, "roam": False, "silent": True,
-                "left": 60, "right": 60, "top": 16, "bottom": 34,
+                # On axes: by itself a graph is stretched to its place, nodes included.
+                "type": "graph", "coordinateSystem": "cartesian2d", "symbolSize": 16, "silent": True,
                 "edgeSymbol": ["none", "arrow"], "edgeSymbolSize": 8, "data": data,
                 "label": {"show": True, "position": "bottom", "color": _AXIS, "fontSize": 11.5},
                 "links": [{"source": other, "target": node.id} for node in nodes for other in node.inputs],
                 "lineStyle": {"color": _AXIS, "width": 1.4, "curveness": 0.08},
             }
         ]  # fmt: skip
-        self._chart.style(f"height: {90 + self._ROW_PX * max([*rows.values(), 1])}px")
+        hidden, last = {"show": False, "type": "value", "min": 0}, max([*rows.values(), 1])
+        # Arrows over several columns are arcs: they need room above.
+        self._chart.options["grid"] = {"left": 60, "right": 60, "top": 44, "bottom": 34}
+        self._chart.options["xAxis"] = {**hidden, "max": max([*rows, 1])}
+        self._chart.options["yAxis"] = {**hidden, "max": last, "inverse": True}
+        self._chart.style(f"height: {110 + self._ROW_PX * last}px")
         self._chart.update()
 
 
