@@ -53,6 +53,13 @@ def test_a_pipeline_that_never_ran_has_everything_before_it(tmp_path: Path) -> N
     assert 'headrace_pipeline_lag{pipeline="right",topic="orders",partition="1"} 5' in lines
 
 
+def test_a_lookup_is_a_step(tmp_path: Path) -> None:
+    lookup = 'lookup = { table = "t/zones", on = ["zone"], select = { borough = "borough" } }\n'
+    declared = _RIGHT.replace('decode = "text"\n', 'decode = { json = "zone int" }\n' + lookup)
+    (found,) = watch(tmp_path, declared)(snapshot(), lambda *_: None)
+    assert found.steps == ("decode json", "lookup zones")
+
+
 def test_the_lag_is_unknown_while_that_of_a_partition_is(tmp_path: Path) -> None:
     (found,) = watch(tmp_path, _RIGHT)(snapshot(ends=(5, None)), lambda *_: None)
     assert found.lag is None

@@ -147,6 +147,7 @@ def _steps(pipeline: Pipeline) -> tuple[str, ...]:
     steps = [f"decode {declaration.decode.format if declaration.decode.step is None else 'by a function'}"]
     if declaration.select:
         steps.append(f"select {len(declaration.select)} columns")
+    steps += [lookup.rule for lookup in declaration.lookups]
     if declaration.where or declaration.where_step:
         steps.append("filter rows")
     if declaration.rules:
